@@ -1,0 +1,75 @@
+"""Everything the scheduler can ask for. A driver (live or simulated) carries these out."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class PlanItem:
+    """One job's share of an iteration: `num_tokens` tokens from position `start`, KV through `block_table`.
+
+    `sample`: draw the token at output position `output_position` after the last of these positions (False for a
+    prompt chunk that is not the last). Block ids are positions in every stage's pool alike.
+    """
+
+    job_id: int
+    start: int
+    num_tokens: int
+    sample: bool
+    output_position: int
+    block_table: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunIteration:
+    """The whole truth of an iteration."""
+
+    seq: int
+    epoch: int
+    items: tuple[PlanItem, ...]
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class FinishJob:
+    job_id: int
+    reason: FinishReason
+
+
+class RejectReason(StrEnum):
+    TOO_LONG = "too-long"
+    QUEUE_FULL_JOBS = "queue-full-jobs"
+    QUEUE_FULL_TOKENS = "queue-full-tokens"
+    NOT_READY = "not-ready"
+
+
+@dataclass(frozen=True, slots=True)
+class RejectJob:
+    """Refused at the door; the core keeps no trace of it. `retry_after_ns` 0: retrying cannot help."""
+
+    job_id: int
+    reason: RejectReason
+    retry_after_ns: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseEpoch:
+    """Everything in flight is void: stages must drop plans and activations of lower epochs before the next plan."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call again at `at_ns` at the latest, with Woke. Replaces the wish before it."""
+
+    at_ns: int
+
+
+Command = RunIteration | FinishJob | RejectJob | RaiseEpoch | WakeAt

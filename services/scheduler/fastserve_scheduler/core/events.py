@@ -1,0 +1,67 @@
+"""Everything that can happen to the scheduler. The core changes only in answer to one of these."""
+
+from dataclasses import dataclass
+
+from fastserve_scheduler.core.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class JobArrived:
+    """A request, as counts: the core never sees a token id.
+
+    `output_tokens` > 0 when the job comes back with tokens already delivered (another scheduler died): they are
+    prefilled with the prompt. `oracle_output_tokens` is the true output length, used by `srpt` only.
+    """
+
+    job_id: int
+    prompt_tokens: int
+    max_output_tokens: int
+    output_tokens: int = 0
+    priority: int = 0
+    service_class: str = ""
+    oracle_output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobAborted:
+    """The client went away, cancelled, ran out of time, or the gateway saw a stop string. Unknown ids are ignored."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class IterationDone:
+    """The last stage answered plan `seq`. `stopped` names the jobs whose drawn token ends them (EOS, stop id)."""
+
+    seq: int
+    epoch: int
+    compute_ns: int
+    stopped: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageUp:
+    """A stage is connected and configured for the current epoch; its pool has `num_blocks` usable blocks."""
+
+    stage: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageDown:
+    """A stage is gone, or could not carry out a plan. KV of every job is lost: jobs are planned again."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileUpdated:
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The time asked for by the latest WakeAt has come."""
+
+
+Event = JobArrived | JobAborted | IterationDone | StageUp | StageDown | ProfileUpdated | Woke
