@@ -1,0 +1,1 @@
+"""What every FastServe process shares: settings, lifecycle, logs, channels, errors, cluster state."""

@@ -1,0 +1,94 @@
+"""gRPC servers and channels with one set of options on both ends: message cap, keepalive, health, reflection."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from fastserve_common.errors import ErrorInterceptor
+
+#: The largest message either end sends or accepts. Activations are cut into chunks far below it.
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+
+KEEPALIVE_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+
+ChannelOptions = tuple[tuple[str, int], ...]
+
+_COMMON: ChannelOptions = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+CLIENT_OPTIONS: ChannelOptions = (
+    *_COMMON,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+SERVER_OPTIONS: ChannelOptions = (
+    *_COMMON,
+    # The other end pings as often as we do; without these two the server calls that too many pings.
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Two processes on one port would share connections silently.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port` or `unix:path`. Connects lazily and reconnects by itself."""
+    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+
+
+@dataclass(slots=True)
+class GrpcServer:
+    """A server with health and reflection. Add servicers to `server`, then `start`."""
+
+    server: grpc.aio.Server
+    health: health.aio.HealthServicer
+    service_names: tuple[str, ...]
+
+    @classmethod
+    def create(
+        cls, service_names: Sequence[str], interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    ) -> "GrpcServer":
+        """`service_names`: full names, for reflection and per-service health."""
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[*interceptors, ErrorInterceptor()])
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        return cls(server, servicer, tuple(service_names))
+
+    async def start(self, address: str) -> int:
+        """Listen on `host:port`; port 0 picks one. Returns the port. Raises OSError when it is taken."""
+        try:
+            port = self.server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
+        await self.server.start()
+        return port
+
+    async def set_serving(self, serving: bool) -> None:
+        """Readiness, for gRPC health checks of the whole server and of each service."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self.service_names):
+            await self.health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        await self.set_serving(False)
+        await self.server.stop(grace_s)
+
+
+def full_names(*descriptors: Any) -> tuple[str, ...]:  # noqa: ANN401 - generated file descriptors have no common type
+    """Full service names of generated modules' DESCRIPTORs."""
+    return tuple(service.full_name for d in descriptors for service in d.services_by_name.values())

@@ -1,0 +1,153 @@
+"""Settings: frozen, validated at birth, the same from flags, environment and a TOML file.
+
+A settings class is a pydantic model; its fields are the one list that flags (`--max-num-seqs`), variables
+(`FASTSERVE_MAX_NUM_SEQS`) and TOML keys (`max-num-seqs`) are made from. Flags win over variables, variables over
+the file, the file over defaults. A wrong value is refused with a sentence that names the setting.
+"""
+
+import argparse
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from fastserve_common.logs import LogFormat, LogLevel
+
+ENV_PREFIX = "FASTSERVE_"
+
+
+class SettingsError(ValueError):
+    """A sentence for the person who set it."""
+
+
+class Settings(BaseModel):
+    """Base of every service's settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    log_level: LogLevel = Field("info", description="how much to log")
+    log_format: LogFormat = Field("human", description="log lines for people or for machines")
+
+    @classmethod
+    def load(cls, argv: Sequence[str], *, prog: str, positional: str | None = None) -> Self:
+        """Parse `argv`; `--help` prints and exits 0. Raises SettingsError.
+
+        `positional`: the field that is given as a bare argument.
+        """
+        parser = cls.parser(prog, positional)
+        return cls.from_args(parser.parse_args(argv))
+
+    @classmethod
+    def parser(cls, prog: str, positional: str | None = None) -> argparse.ArgumentParser:
+        parser = _Parser(prog=prog, description=(cls.__doc__ or "").strip(), allow_abbrev=False)
+        cls.add_arguments(parser, positional)
+        return parser
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser, positional: str | None = None) -> None:
+        parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with these settings")
+        for name, field in cls.model_fields.items():
+            _add_argument(parser, name, field, name == positional)
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> Self:
+        """Merge parsed flags with environment and file. Attributes that are not settings are ignored."""
+        given = {k: v for k, v in vars(args).items() if k in cls.model_fields}
+        config = getattr(args, "config", None) or os.environ.get(f"{ENV_PREFIX}CONFIG")
+        values: dict[str, Any] = {}
+        values.update(_from_file(cls, Path(config)) if config else {})
+        values.update(_from_environment(cls))
+        values.update(given)
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise SettingsError(_sentence(error)) from error
+
+    def to_args(self) -> list[str]:
+        """The flags that say the same; defaults are left out. For starting a child process."""
+        flags: list[str] = []
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value == field.get_default(call_default_factory=True, validated_data={}):
+                continue
+            flag = _flag(name)
+            if isinstance(value, bool):
+                flags.append(flag if value else f"--no-{flag[2:]}")
+            elif isinstance(value, (list, tuple)):
+                for item in value:
+                    flags += [flag, str(item)]
+            elif value is not None:
+                flags += [flag, str(value)]
+        return flags
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:  # noqa: ANN401 - never returns
+        raise SettingsError(message)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _add_argument(parser: argparse.ArgumentParser, name: str, field: FieldInfo, positional: bool) -> None:
+    text = field.description or ""
+    if not field.is_required() and field.default not in (None, "", ()):
+        text += f" (default: {field.default})"
+    text = text.replace("%", "%%")
+    if positional:
+        parser.add_argument(name, nargs="?", default=argparse.SUPPRESS, help=text)
+    elif field.annotation is bool:
+        parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+    elif _is_list(field):
+        parser.add_argument(_flag(name), action="append", default=argparse.SUPPRESS, metavar="VALUE", help=text)
+    else:
+        parser.add_argument(_flag(name), default=argparse.SUPPRESS, metavar=name.rpartition("_")[2].upper(), help=text)
+
+
+def _is_list(field: FieldInfo) -> bool:
+    return getattr(field.annotation, "__origin__", None) in (tuple, list)
+
+
+def _from_environment(cls: type[Settings]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, field in cls.model_fields.items():
+        raw = os.environ.get(f"{ENV_PREFIX}{name.upper()}")
+        if raw is not None:
+            found[name] = [part for part in raw.split(",") if part] if _is_list(field) else raw
+    return found
+
+
+def _from_file(cls: type[Settings], path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"--config: cannot read {path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"--config: {path} is not valid TOML: {error}") from error
+    values = {key.replace("-", "_"): value for key, value in table.items()}
+    unknown = sorted(set(values) - set(cls.model_fields))
+    if unknown:
+        raise SettingsError(f"--config: {path} sets {unknown[0].replace('_', '-')}, which is not a setting")
+    return values
+
+
+def _sentence(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors(include_url=False):
+        name = str(item["loc"][0]) if item["loc"] else ""
+        message = item["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
+        got = "" if item["type"] == "missing" or isinstance(item["input"], dict) else f" (got {item['input']!r})"
+        parts.append(f"{_flag(name)}: {message}{got}" if name else message)
+    return "; ".join(parts)
+
+
+def literal_values(annotation: object) -> tuple[str, ...]:
+    """The words of a Literal, for messages and completion."""
+    return tuple(str(v) for v in get_args(annotation))

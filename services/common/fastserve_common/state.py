@@ -1,0 +1,203 @@
+"""Cluster state: who is there (leases), who leads, counters. Redis in a cluster, an SQLite file on one machine.
+
+Nothing in flight depends on it: when it is gone, running streams go on, and everyone writes their own facts again
+when it returns.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+from urllib.parse import urlparse
+
+import redis.asyncio
+import redis.exceptions
+
+log = logging.getLogger(__name__)
+
+#: A member that has not renewed for this long is gone.
+LEASE_TTL_S = 3.0
+
+T = TypeVar("T")
+
+
+class StateError(Exception):
+    """The store cannot be reached or answered with an error."""
+
+
+class StateStore(Protocol):
+    """All calls raise StateError when the store cannot be reached."""
+
+    async def register(self, role: str, member: str, info: Mapping[str, str], ttl_s: float = LEASE_TTL_S) -> None:
+        """Put or renew a member; it vanishes `ttl_s` after the last call."""
+
+    async def unregister(self, role: str, member: str) -> None: ...
+
+    async def members(self, role: str) -> dict[str, dict[str, str]]:
+        """Live members by name, names rising."""
+
+    async def increment(self, counter: str) -> int:
+        """The next value: 1, 2, 3, ... over the life of the store."""
+
+    async def acquire(self, name: str, owner: str, ttl_s: float = LEASE_TTL_S) -> bool:
+        """Take or renew a leadership lease. False when someone else holds it."""
+
+    async def release(self, name: str, owner: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def open_state(url: str) -> StateStore:
+    """`sqlite:///path/to/file` or `redis://host:port/db`. Raises ValueError for anything else."""
+    scheme = urlparse(url).scheme
+    if scheme == "sqlite":
+        return SqliteState(Path(url.removeprefix("sqlite://")))
+    if scheme in ("redis", "rediss", "unix"):
+        return RedisState(url)
+    raise ValueError(f"state store {url!r}: expected sqlite:///path or redis://host:port")
+
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS members (role TEXT, member TEXT, info TEXT, expires_s REAL, PRIMARY KEY (role, member));
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER);
+CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, owner TEXT, expires_s REAL);
+"""
+
+
+class SqliteState:
+    """One file, shared by the processes of one machine. Each call runs on a worker thread."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executescript(_SCHEMA)
+        self._lock = asyncio.Lock()
+
+    async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        async with self._lock:
+            try:
+                return await asyncio.to_thread(work, self._db)
+            except sqlite3.Error as error:
+                raise StateError(str(error)) from error
+
+    async def register(self, role: str, member: str, info: Mapping[str, str], ttl_s: float = LEASE_TTL_S) -> None:
+        row = (role, member, json.dumps(dict(info)), time.time() + ttl_s)
+        await self._call(lambda db: db.execute("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", row))
+
+    async def unregister(self, role: str, member: str) -> None:
+        await self._call(lambda db: db.execute("DELETE FROM members WHERE role = ? AND member = ?", (role, member)))
+
+    async def members(self, role: str) -> dict[str, dict[str, str]]:
+        query = "SELECT member, info FROM members WHERE role = ? AND expires_s > ? ORDER BY member"
+        rows = await self._call(lambda db: db.execute(query, (role, time.time())).fetchall())
+        return {member: json.loads(info) for member, info in rows}
+
+    async def increment(self, counter: str) -> int:
+        query = "INSERT INTO counters VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = value + 1 RETURNING value"
+        rows = await self._call(lambda db: db.execute(query, (counter,)).fetchall())
+        return int(rows[0][0])
+
+    async def acquire(self, name: str, owner: str, ttl_s: float = LEASE_TTL_S) -> bool:
+        now_s = time.time()
+        query = (
+            "INSERT INTO leases VALUES (?1, ?2, ?3) ON CONFLICT (name) DO UPDATE SET owner = ?2, expires_s = ?3 "
+            "WHERE owner = ?2 OR expires_s <= ?4 RETURNING owner"
+        )
+        rows = await self._call(lambda db: db.execute(query, (name, owner, now_s + ttl_s, now_s)).fetchall())
+        return bool(rows)
+
+    async def release(self, name: str, owner: str) -> None:
+        await self._call(lambda db: db.execute("DELETE FROM leases WHERE name = ? AND owner = ?", (name, owner)))
+
+    async def close(self) -> None:
+        async with self._lock:
+            self._db.close()
+
+
+_ACQUIRE = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+class RedisState:
+    """Keys under `fastserve:`; leases are key expiries, so the server's clock decides for everybody."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = redis.asyncio.Redis.from_url(
+            url, decode_responses=True, socket_timeout=2.0, socket_connect_timeout=2.0
+        )
+        self._acquire = self._redis.register_script(_ACQUIRE)
+        self._release = self._redis.register_script(_RELEASE)
+
+    @contextlib.asynccontextmanager
+    async def _errors(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise StateError(str(error)) from error
+
+    async def register(self, role: str, member: str, info: Mapping[str, str], ttl_s: float = LEASE_TTL_S) -> None:
+        async with self._errors():
+            await self._redis.set(f"fastserve:member:{role}:{member}", json.dumps(dict(info)), px=int(ttl_s * 1000))
+
+    async def unregister(self, role: str, member: str) -> None:
+        async with self._errors():
+            await self._redis.delete(f"fastserve:member:{role}:{member}")
+
+    async def members(self, role: str) -> dict[str, dict[str, str]]:
+        prefix = f"fastserve:member:{role}:"
+        async with self._errors():
+            names = sorted([name async for name in self._redis.scan_iter(match=prefix + "*", count=500)])
+            values = await self._redis.mget(names) if names else []
+        return {n.removeprefix(prefix): json.loads(v) for n, v in zip(names, values, strict=True) if v is not None}
+
+    async def increment(self, counter: str) -> int:
+        async with self._errors():
+            return int(await self._redis.incr(f"fastserve:counter:{counter}"))
+
+    async def acquire(self, name: str, owner: str, ttl_s: float = LEASE_TTL_S) -> bool:
+        async with self._errors():
+            return bool(await self._acquire(keys=[f"fastserve:lease:{name}"], args=[owner, int(ttl_s * 1000)]))
+
+    async def release(self, name: str, owner: str) -> None:
+        async with self._errors():
+            await self._release(keys=[f"fastserve:lease:{name}"], args=[owner])
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+
+@contextlib.asynccontextmanager
+async def membership(
+    store: StateStore, role: str, member: str, info: Mapping[str, str], ttl_s: float = LEASE_TTL_S
+) -> AsyncIterator[None]:
+    """Registered for as long as the block runs; a store that is away is retried until it is back."""
+
+    async def renew() -> None:
+        while True:
+            try:
+                await store.register(role, member, info, ttl_s)
+            except StateError as error:
+                log.warning("cannot renew membership, will retry: %s", error)
+            await asyncio.sleep(ttl_s / 3)
+
+    await store.register(role, member, info, ttl_s)
+    task = asyncio.create_task(renew())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with contextlib.suppress(StateError):
+            await store.unregister(role, member)
