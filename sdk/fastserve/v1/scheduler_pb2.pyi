@@ -52,6 +52,8 @@ class _StopReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopReason
     STOP_REASON_LENGTH: _StopReason.ValueType  # 2
     STOP_REASON_CANCELLED: _StopReason.ValueType  # 3
     STOP_REASON_ERROR: _StopReason.ValueType  # 4
+    STOP_REASON_STOP_STRING: _StopReason.ValueType  # 5
+    """The gateway saw a stop string and said so (CANCEL_REASON_STOP_STRING)."""
 
 class StopReason(_StopReason, metaclass=_StopReasonEnumTypeWrapper): ...
 
@@ -60,6 +62,8 @@ STOP_REASON_STOP_TOKEN: StopReason.ValueType  # 1
 STOP_REASON_LENGTH: StopReason.ValueType  # 2
 STOP_REASON_CANCELLED: StopReason.ValueType  # 3
 STOP_REASON_ERROR: StopReason.ValueType  # 4
+STOP_REASON_STOP_STRING: StopReason.ValueType  # 5
+"""The gateway saw a stop string and said so (CANCEL_REASON_STOP_STRING)."""
 Global___StopReason: _TypeAlias = StopReason  # noqa: Y015
 
 class _RejectReason:
@@ -76,6 +80,8 @@ class _RejectReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RejectRe
     REJECT_REASON_DUPLICATE_ID: _RejectReason.ValueType  # 4
     REJECT_REASON_NOT_READY: _RejectReason.ValueType  # 5
     REJECT_REASON_DRAINING: _RejectReason.ValueType  # 6
+    REJECT_REASON_INVALID: _RejectReason.ValueType  # 7
+    """Malformed: no prompt, no tokens asked for, or an id outside the vocabulary."""
 
 class RejectReason(_RejectReason, metaclass=_RejectReasonEnumTypeWrapper): ...
 
@@ -87,6 +93,8 @@ REJECT_REASON_QUEUE_FULL_TOKENS: RejectReason.ValueType  # 3
 REJECT_REASON_DUPLICATE_ID: RejectReason.ValueType  # 4
 REJECT_REASON_NOT_READY: RejectReason.ValueType  # 5
 REJECT_REASON_DRAINING: RejectReason.ValueType  # 6
+REJECT_REASON_INVALID: RejectReason.ValueType  # 7
+"""Malformed: no prompt, no tokens asked for, or an id outside the vocabulary."""
 Global___RejectReason: _TypeAlias = RejectReason  # noqa: Y015
 
 @_typing.final
