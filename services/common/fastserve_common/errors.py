@@ -58,6 +58,12 @@ class UnavailableError(FastServeError):
     code = grpc.StatusCode.UNAVAILABLE
 
 
+class FailedPreconditionError(FastServeError):
+    """The caller's view of the state is out of date, such as an epoch that has been superseded."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
 class UnauthenticatedError(FastServeError):
     code = grpc.StatusCode.UNAUTHENTICATED
 

@@ -16,7 +16,7 @@ def pack_u32(values: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_u32(data: bytes) -> array[int]:
+def unpack_u32(data: bytes) -> "array[int]":
     """Raises ValueError when `data` is not a whole number of uint32."""
     values = array("I")
     values.frombytes(data)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from fastserve_common.logs import LogFormat, LogLevel
+from fastserve_common.units import format_bytes, parse_bytes
 
 ENV_PREFIX = "FASTSERVE_"
 
@@ -78,10 +79,9 @@ class Settings(BaseModel):
             if isinstance(value, bool):
                 flags.append(flag if value else f"--no-{flag[2:]}")
             elif isinstance(value, (list, tuple)):
-                for item in value:
-                    flags += [flag, str(item)]
+                flags += [f"{flag}={item}" for item in value]
             elif value is not None:
-                flags += [flag, str(value)]
+                flags.append(f"{flag}={value}")  # one word: a value may begin with a dash
         return flags
 
 
@@ -95,10 +95,7 @@ def _flag(name: str) -> str:
 
 
 def _add_argument(parser: argparse.ArgumentParser, name: str, field: FieldInfo, positional: bool) -> None:
-    text = field.description or ""
-    if not field.is_required() and field.default not in (None, "", ()):
-        text += f" (default: {field.default})"
-    text = text.replace("%", "%%")
+    text = _help_text(field).replace("%", "%%")
     if positional:
         parser.add_argument(name, nargs="?", default=argparse.SUPPRESS, help=text)
     elif field.annotation is bool:
@@ -107,6 +104,14 @@ def _add_argument(parser: argparse.ArgumentParser, name: str, field: FieldInfo, 
         parser.add_argument(_flag(name), action="append", default=argparse.SUPPRESS, metavar="VALUE", help=text)
     else:
         parser.add_argument(_flag(name), default=argparse.SUPPRESS, metavar=name.rpartition("_")[2].upper(), help=text)
+
+
+def _help_text(field: FieldInfo) -> str:
+    text = field.description or ""
+    if field.is_required() or field.default in (None, "", ()):
+        return text
+    is_size = any(getattr(item, "func", None) is parse_bytes for item in field.metadata)
+    return f"{text} (default: {format_bytes(field.default) if is_size else field.default})"
 
 
 def _is_list(field: FieldInfo) -> bool:

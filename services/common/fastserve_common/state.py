@@ -121,6 +121,25 @@ class SqliteState:
             self._db.close()
 
 
+# The server's clock decides for everybody. A role is one sorted set (member by expiry) and one hash (member to info):
+# reading a role costs its members, whatever else the server holds.
+_REGISTER = """
+local now = redis.call('TIME')
+local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+redis.call('ZADD', KEYS[1], now_ms + ARGV[3], ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+return 1
+"""
+_UNREGISTER = "redis.call('ZREM', KEYS[1], ARGV[1]) redis.call('HDEL', KEYS[2], ARGV[1]) return 1"
+_MEMBERS = """
+local now = redis.call('TIME')
+local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now_ms)) do
+  redis.call('ZREM', KEYS[1], gone)
+  redis.call('HDEL', KEYS[2], gone)
+end
+return redis.call('HGETALL', KEYS[2])
+"""
 _ACQUIRE = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
@@ -130,13 +149,21 @@ return 1
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
+def _role_keys(role: str) -> list[str]:
+    """Both on one shard of a cluster: the braces name the part that is hashed."""
+    return [f"fastserve:expiry:{{{role}}}", f"fastserve:members:{{{role}}}"]
+
+
 class RedisState:
-    """Keys under `fastserve:`; leases are key expiries, so the server's clock decides for everybody."""
+    """Keys under `fastserve:`."""
 
     def __init__(self, url: str) -> None:
         self._redis = redis.asyncio.Redis.from_url(
             url, decode_responses=True, socket_timeout=2.0, socket_connect_timeout=2.0
         )
+        self._register = self._redis.register_script(_REGISTER)
+        self._unregister = self._redis.register_script(_UNREGISTER)
+        self._members = self._redis.register_script(_MEMBERS)
         self._acquire = self._redis.register_script(_ACQUIRE)
         self._release = self._redis.register_script(_RELEASE)
 
@@ -149,18 +176,17 @@ class RedisState:
 
     async def register(self, role: str, member: str, info: Mapping[str, str], ttl_s: float = LEASE_TTL_S) -> None:
         async with self._errors():
-            await self._redis.set(f"fastserve:member:{role}:{member}", json.dumps(dict(info)), px=int(ttl_s * 1000))
+            await self._register(keys=_role_keys(role), args=[member, json.dumps(dict(info)), int(ttl_s * 1000)])
 
     async def unregister(self, role: str, member: str) -> None:
         async with self._errors():
-            await self._redis.delete(f"fastserve:member:{role}:{member}")
+            await self._unregister(keys=_role_keys(role), args=[member])
 
     async def members(self, role: str) -> dict[str, dict[str, str]]:
-        prefix = f"fastserve:member:{role}:"
         async with self._errors():
-            names = sorted([name async for name in self._redis.scan_iter(match=prefix + "*", count=500)])
-            values = await self._redis.mget(names) if names else []
-        return {n.removeprefix(prefix): json.loads(v) for n, v in zip(names, values, strict=True) if v is not None}
+            flat = await self._members(keys=_role_keys(role))
+        pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
+        return {member: json.loads(info) for member, info in sorted(pairs)}
 
     async def increment(self, counter: str) -> int:
         async with self._errors():
