@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 #: A member that has not renewed for this long is gone.
 LEASE_TTL_S = 3.0
 
+#: How long a process waits for another one's write to the SQLite file.
+_BUSY_TIMEOUT_S = 5.0
+
 T = TypeVar("T")
 
 
@@ -53,7 +56,10 @@ class StateStore(Protocol):
 
 
 def open_state(url: str) -> StateStore:
-    """`sqlite:///path/to/file` or `redis://host:port/db`. Raises ValueError for anything else."""
+    """`sqlite:///path/to/file` or `redis://host:port/db`.
+
+    Raises ValueError for anything else, StateError when the file cannot be opened.
+    """
     scheme = urlparse(url).scheme
     if scheme == "sqlite":
         return SqliteState(Path(url.removeprefix("sqlite://")))
@@ -69,15 +75,31 @@ CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, owner TEXT, expires_s 
 """
 
 
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    deadline_s = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:  # the switch to WAL does not wait for the lock as everything else does
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=NORMAL")
+            db.executescript(_SCHEMA)
+            return db
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline_s:
+                db.close()
+                raise
+            time.sleep(0.005)
+
+
 class SqliteState:
     """One file, shared by the processes of one machine. Each call runs on a worker thread."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.executescript(_SCHEMA)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = _connect(path)
+        except (sqlite3.Error, OSError) as error:
+            raise StateError(f"cannot open {path}: {error}") from error
         self._lock = asyncio.Lock()
 
     async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:

@@ -1,0 +1,200 @@
+"""One contract, two stores: an SQLite file and a real Redis. Time is waited for by condition, never slept away."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from fastserve_common.state import LEASE_TTL_S, StateError, StateStore, membership, open_state
+
+TTL_S = 0.3
+
+OPEN_AND_COUNT = """
+import asyncio, sys
+from fastserve_common.state import open_state
+async def main():
+    store = open_state(sys.argv[1])
+    for _ in range(20):
+        print(await store.increment("n"))
+    await store.close()
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        return str(request.getfixturevalue("redis_url"))
+    return f"sqlite://{tmp_path}/nested/state.db"
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[StateStore]:
+    opened = open_state(url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def other(url: str) -> AsyncIterator[StateStore]:
+    """The same store as another process opens it."""
+    opened = open_state(url)
+    yield opened
+    await opened.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(10):
+        while not await condition():  # noqa: ASYNC110 - the state is another process's
+            await asyncio.sleep(0.01)
+
+
+async def test_members_are_seen_by_others_in_name_order(store: StateStore, other: StateStore) -> None:
+    await store.register("stage", "stage-1", {"address": "b:2"})
+    await store.register("stage", "stage-0", {"address": "a:1", "note": "ünïcode {}"})
+    await store.register("gateway", "g", {})
+    assert list((await other.members("stage")).items()) == [
+        ("stage-0", {"address": "a:1", "note": "ünïcode {}"}),
+        ("stage-1", {"address": "b:2"}),
+    ]
+    assert await other.members("gateway") == {"g": {}}
+    assert await other.members("nobody") == {}
+
+
+async def test_registering_again_replaces_the_facts(store: StateStore, other: StateStore) -> None:
+    await store.register("stage", "s", {"incarnation": "1"})
+    await store.register("stage", "s", {"incarnation": "2"})
+    assert await other.members("stage") == {"s": {"incarnation": "2"}}
+    await store.unregister("stage", "s")
+    await store.unregister("stage", "s")
+    assert await other.members("stage") == {}
+
+
+async def test_a_member_that_does_not_renew_vanishes_and_may_return(store: StateStore, other: StateStore) -> None:
+    await store.register("stage", "s", {"n": "1"}, TTL_S)
+    assert await other.members("stage") == {"s": {"n": "1"}}
+
+    async def gone() -> bool:
+        return await other.members("stage") == {}
+
+    await until(gone)
+    await store.register("stage", "s", {"n": "2"}, TTL_S)
+    assert await other.members("stage") == {"s": {"n": "2"}}
+
+
+async def test_membership_renews_while_it_lasts_and_leaves_at_the_end(store: StateStore, other: StateStore) -> None:
+    loop = asyncio.get_running_loop()
+    async with membership(store, "stage", "s", {"k": "v"}, TTL_S):
+        end = loop.time() + 3 * TTL_S  # several lifetimes: without renewal it would be gone
+
+        async def seen_all_along() -> bool:
+            assert await other.members("stage") == {"s": {"k": "v"}}
+            return loop.time() > end
+
+        await until(seen_all_along)
+    assert await other.members("stage") == {}
+
+
+async def test_one_leader_at_a_time(store: StateStore, other: StateStore) -> None:
+    assert await store.acquire("scheduler", "a")
+    assert not await other.acquire("scheduler", "b")
+    assert await store.acquire("scheduler", "a"), "the holder renews"
+    await other.release("scheduler", "b")
+    assert not await other.acquire("scheduler", "b"), "only the holder can give it up"
+    await store.release("scheduler", "a")
+    assert await other.acquire("scheduler", "b")
+
+
+async def test_a_leader_that_does_not_renew_is_followed(store: StateStore, other: StateStore) -> None:
+    assert await store.acquire("scheduler", "a", TTL_S)
+
+    async def taken_over() -> bool:
+        return await other.acquire("scheduler", "b")
+
+    await until(taken_over)
+    assert not await store.acquire("scheduler", "a")
+
+
+async def test_of_many_that_try_at_once_one_leads(store: StateStore, other: StateStore) -> None:
+    tries = [(store if i % 2 else other).acquire("scheduler", str(i)) for i in range(20)]
+    assert sum(await asyncio.gather(*tries)) == 1
+
+
+def test_counters_never_repeat_a_value_across_processes(url: str) -> None:
+    command = [sys.executable, "-c", OPEN_AND_COUNT, url]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    printed = [process.communicate(timeout=60) for process in processes]
+    values = sorted(int(line) for out, _ in printed for line in out.split())
+    assert values == list(range(1, 81))
+
+
+async def test_an_unreachable_store_is_a_state_error(tmp_path: Path) -> None:
+    store = open_state("redis://127.0.0.1:1/0")
+    with pytest.raises(StateError):
+        await store.members("stage")
+    await store.close()
+    (tmp_path / "state.db").mkdir()
+    with pytest.raises(StateError):
+        open_state(f"sqlite://{tmp_path}/state.db")
+
+
+@pytest.mark.parametrize("url", ["", "state.db", "postgres://x"])
+def test_an_unknown_kind_of_store_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="expected sqlite:///path or redis://"):
+        open_state(url)
+
+
+async def test_membership_survives_a_store_that_is_away_for_a_while() -> None:
+    store = Flaky()
+    async with membership(store, "stage", "s", {}, ttl_s=0.03):
+        store.away = True
+
+        async def several_renewals_failed() -> bool:
+            return store.failures >= 3
+
+        await until(several_renewals_failed)
+        store.away = False
+        calls = store.calls
+
+        async def renewed() -> bool:
+            return store.calls > calls
+
+        await until(renewed)
+        store.away = True  # leaving must not fail either
+
+
+class Flaky:
+    """A store that can be away. Only what membership uses does anything."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.calls = 0
+        self.failures = 0
+
+    async def register(self, role: str, member: str, info: object, ttl_s: float = LEASE_TTL_S) -> None:
+        if self.away:
+            self.failures += 1
+            raise StateError("away")
+        self.calls += 1
+
+    async def unregister(self, role: str, member: str) -> None:
+        if self.away:
+            raise StateError("away")
+
+    async def members(self, role: str) -> dict[str, dict[str, str]]:
+        return {}
+
+    async def increment(self, counter: str) -> int:
+        return 1
+
+    async def acquire(self, name: str, owner: str, ttl_s: float = LEASE_TTL_S) -> bool:
+        return True
+
+    async def release(self, name: str, owner: str) -> None:
+        return None
+
+    async def close(self) -> None:
+        return None

@@ -1,0 +1,71 @@
+"""Fixtures shared by every suite."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+#: Under CI=true a missing tool is a failure, not a skip: what CI did not run, it did not check.
+IN_CI = os.environ.get("CI") == "true"
+
+#: One thread per process: the suites run many processes on few cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def skip_or_fail(reason: str) -> None:
+    if IN_CI:
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real Redis: $REDIS_URL, or one started for this session."""
+    if url := os.environ.get("REDIS_URL"):
+        yield url
+        return
+    binary = shutil.which("redis-server")
+    if binary is None:
+        skip_or_fail("redis-server is not installed")
+        return
+    port = free_port()
+    folder: Path = tmp_path_factory.mktemp("redis")
+    command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        url = f"redis://127.0.0.1:{port}/0"
+        _wait_for_redis(url)
+        yield url
+        process.terminate()
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> str:
+    """An empty database of a real Redis."""
+    with redis.Redis.from_url(redis_server) as client:
+        client.flushdb()
+    return redis_server
+
+
+def _wait_for_redis(url: str) -> None:
+    deadline = time.monotonic() + 15
+    with redis.Redis.from_url(url) as client:
+        while True:
+            try:
+                client.ping()
+                return
+            except redis.ConnectionError:
+                if time.monotonic() > deadline:
+                    raise
