@@ -1,0 +1,45 @@
+"""What happened to each job lately: a bounded ring, so that "why did my request wait" has an answer."""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+RING_MOMENTS = 65_536
+
+
+class Happening(StrEnum):
+    ARRIVED = "arrived, joined level"
+    PLANNED = "planned in iteration"
+    RAN = "ran, generated tokens now"
+    DEMOTED = "demoted to level"
+    PROMOTED = "starved, promoted to level"
+    TICKET = "starved, holds a ticket at level"
+    EVICTED = "lost its KV to job"
+    DISCARDED = "first iteration overran and was thrown away at level"
+    LOST_STAGE = "lost its KV with a stage, epoch now"
+    SHORTENED = "pool shrank, output limit now"
+    ABORT_ASKED = "abort asked while in iteration"
+    FINISHED = "finished with output tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    now_ns: int
+    job_id: int
+    happening: Happening
+    detail: int
+
+    def __str__(self) -> str:
+        return f"{self.now_ns} ns: {self.happening} {self.detail}"
+
+
+class History:
+    def __init__(self, num_moments: int = RING_MOMENTS) -> None:
+        self._ring: deque[tuple[int, int, Happening, int]] = deque(maxlen=num_moments)
+
+    def record(self, now_ns: int, job_id: int, happening: Happening, detail: int) -> None:
+        self._ring.append((now_ns, job_id, happening, detail))
+
+    def of(self, job_id: int) -> tuple[Moment, ...]:
+        """The job's moments still in the ring, oldest first."""
+        return tuple(Moment(*moment) for moment in self._ring if moment[1] == job_id)

@@ -1,0 +1,96 @@
+"""What must be true after every event. Run in tests, under FASTSERVE_CHECK=1 and never for effect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastserve_scheduler.core.job import Job
+
+if TYPE_CHECKING:
+    from fastserve_scheduler.core.scheduler import SchedulerCore
+
+
+class InvariantViolation(AssertionError):
+    """The core contradicts itself: a defect, to be reported with the journal."""
+
+
+def check(core: SchedulerCore) -> None:
+    _check_places(core)
+    _check_blocks(core)
+    _check_plans(core)
+    _check_counts(core)
+    _check_progress(core)
+
+
+def _require(holds: bool, what: str, core: SchedulerCore, job: Job | None = None) -> None:
+    if not holds:
+        story = "" if job is None else "\n" + "\n".join(str(moment) for moment in core.story(job.job_id))
+        raise InvariantViolation(f"{what}{'' if job is None else f' (job {job.job_id})'}{story}")
+
+
+def _check_places(core: SchedulerCore) -> None:
+    """Each job is either in flight in one plan, or in line once, under its present rank."""
+    flying = [job for flight in core.flights.values() for job in flight.jobs]
+    waiting = [*core.line.ready, *core.line.absent]
+    placed = sorted(job.job_id for job in [*flying, *waiting])
+    _require(placed == sorted(core.jobs), f"jobs {sorted(core.jobs)} are in places of {placed}", core)
+    for job in waiting:
+        _require(not job.in_flight, "in line and in flight", core, job)
+        _require(not job.aborted, "aborted, but waits", core, job)
+        _require(job.rank == core.order.rank(job), "in line under an old rank", core, job)
+    for jobs in (core.line.ready, core.line.absent):
+        ranks = [job.rank for job in jobs]
+        _require(ranks == sorted(ranks), "the line is out of order", core)
+    on_clock = sorted(job.job_id for job in core.clock.jobs())
+    _require(on_clock == sorted(job.job_id for job in waiting), "who waits and who is on the clock differ", core)
+
+
+def _check_blocks(core: SchedulerCore) -> None:
+    """Every block is free or owned by one job; residents are what `ready` says."""
+    owned = [block_id for job in core.jobs.values() for block_id in job.table.block_ids]
+    every = sorted([*owned, *core.pool.free_ids()])
+    _require(every == list(range(core.pool.num_blocks)), f"blocks lost or doubled: {every}", core)
+    for job in core.jobs.values():
+        capacity = len(job.table) * core.pool.block_size
+        _require(job.computed <= capacity, "has more KV than blocks", core, job)
+        _require(job.computed <= job.known_tokens, "has KV of tokens not known", core, job)
+    _require(all(job.resident for job in core.line.ready), "ready without KV", core)
+    _require(not any(job.resident for job in core.line.absent), "absent with KV", core)
+
+
+def _check_plans(core: SchedulerCore) -> None:
+    _require(len(core.flights) <= core.config.num_stages, "more batches than stages", core)
+    for seq, flight in core.flights.items():
+        _require(flight.plan.seq == seq and flight.plan.epoch == core.epoch, f"plan {seq} is stale", core)
+        _require(len(flight.jobs) <= core.config.max_batch_size, f"plan {seq} is too large", core)
+        num_tokens = sum(item.num_tokens for item in flight.plan.items)
+        fits = num_tokens <= core.config.max_batch_tokens or len(flight.jobs) == 1
+        _require(fits, f"plan {seq} has {num_tokens} tokens", core)
+        for item, job in zip(flight.plan.items, flight.jobs, strict=True):
+            _require(job.seq == seq and core.jobs.get(job.job_id) is job, "flies in another plan", core, job)
+            _require(item.block_table == tuple(job.table.block_ids), "its KV moved in flight", core, job)
+            reach = item.start + item.num_tokens
+            room = len(item.block_table) * core.pool.block_size
+            _require(reach <= room and item.num_tokens > 0, "its plan exceeds its blocks", core, job)
+
+
+def _check_counts(core: SchedulerCore) -> None:
+    flying = sum(len(flight.jobs) for flight in core.flights.values())
+    _require(core.num_flying == flying, "count of jobs in flight", core)
+    waiting = [*core.line.ready, *core.line.absent]
+    tokens = sum(job.prompt_tokens for job in waiting)
+    _require(core.waiting_prompt_tokens == tokens, "count of waiting prompt tokens", core)
+    decodes = sum(job.is_decode for job in core.line.ready)
+    _require(core.line.num_decodes == decodes, "count of ready decodes", core)
+    sizes = core.order.level_sizes()
+    if sizes:
+        counted = [0] * len(sizes)
+        for job in core.jobs.values():
+            counted[job.level] += 1
+        _require(tuple(counted) == sizes, f"jobs per level {counted}, counted as {sizes}", core)
+
+
+def _check_progress(core: SchedulerCore) -> None:
+    """Work exists, every stage is up: something is in flight."""
+    stuck = core.stages_up and core.jobs and not core.flights
+    _require(not stuck, f"{len(core.jobs)} jobs wait and nothing runs", core)

@@ -1,0 +1,74 @@
+"""One accepted job. Mutable; only the core's own parts write to it."""
+
+from dataclasses import dataclass, field
+
+from fastserve_scheduler.core.blocks import BlockTable
+
+Rank = tuple[int, ...]
+"""A place in the order: smaller runs first. The last number is unique; all before it equal means a tie."""
+
+NOT_IN_FLIGHT = -1
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    job_id: int
+    prompt_tokens: int
+    max_output_tokens: int
+    service_class: str
+    priority: int
+    #: True output length, or max_output_tokens when nobody knows it. Read by the oracle policy only.
+    oracle_output_tokens: int
+    arrived_ns: int
+    #: Output tokens so far, those of an earlier life included.
+    generated: int
+    #: Tokens whose KV is on the device: positions 0 .. computed-1.
+    computed: int = 0
+    #: The most `computed` ever was: work below it is done a second time.
+    high_water: int = 0
+    table: BlockTable = field(default_factory=BlockTable)
+    #: Number of the plan it is in.
+    seq: int = NOT_IN_FLIGHT
+    aborted: bool = False
+    #: Has produced a token here. Until then it is not promoted above the queue it joined.
+    started: bool = False
+    #: The iteration under way is thrown away at its end (naive MLFQ that cuts overrun first iterations).
+    discarding: bool = False
+
+    # Written by the order alone.
+    joined_level: int = 0
+    level: int = 0
+    used_ns: int = 0
+    place: int = 0
+    #: Served before all queues until its next token.
+    ticket: bool = False
+    #: Promoted, and has not run since.
+    lifted: bool = False
+    rank: Rank = ()
+
+    # Written by the wait clock alone.
+    ran_ns: int = 0
+    clock_ns: int = 0
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and output so far: what the next token depends on."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def pending_tokens(self) -> int:
+        """Known tokens whose KV is still to be computed; the last of them draws the next token."""
+        return self.prompt_tokens + self.generated - self.computed
+
+    @property
+    def is_decode(self) -> bool:
+        return self.generated > 0 and self.computed == self.prompt_tokens + self.generated - 1 and self.computed > 0
+
+    @property
+    def resident(self) -> bool:
+        """Owns device blocks."""
+        return bool(self.table.block_ids)
+
+    @property
+    def in_flight(self) -> bool:
+        return self.seq != NOT_IN_FLIGHT

@@ -1,0 +1,12 @@
+"""The table of KV policies. A new one is a file here and a row below."""
+
+from fastserve_scheduler.core.kv.defer import Defer
+from fastserve_scheduler.core.kv.policy import KvPolicy
+from fastserve_scheduler.core.kv.recompute import Recompute
+
+KV_POLICIES: dict[str, type[KvPolicy]] = {
+    "recompute": Recompute,
+    "defer": Defer,
+}
+
+__all__ = ["KV_POLICIES", "KvPolicy"]

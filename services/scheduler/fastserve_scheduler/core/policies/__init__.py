@@ -1,0 +1,22 @@
+"""The table of policies. A new one is a file here and a row below."""
+
+from fastserve_scheduler.core.policies.batch_fcfs import BatchFcfs
+from fastserve_scheduler.core.policies.fcfs import Fcfs
+from fastserve_scheduler.core.policies.fixed_priority import FixedPriority
+from fastserve_scheduler.core.policies.naive_mlfq import NaiveMlfq
+from fastserve_scheduler.core.policies.order import Order
+from fastserve_scheduler.core.policies.round_robin import RoundRobin
+from fastserve_scheduler.core.policies.skip_join_mlfq import SkipJoinMlfq
+from fastserve_scheduler.core.policies.srpt import Srpt
+
+POLICIES: dict[str, type[Order]] = {
+    "skip-join-mlfq": SkipJoinMlfq,
+    "fcfs": Fcfs,
+    "batch-fcfs": BatchFcfs,
+    "round-robin": RoundRobin,
+    "fixed-priority": FixedPriority,
+    "naive-mlfq": NaiveMlfq,
+    "srpt": Srpt,
+}
+
+__all__ = ["POLICIES", "Order"]

@@ -1,0 +1,392 @@
+"""The scheduler: `handle(event, now_ns) -> commands` is the only way in. Same events, same commands, always.
+
+This module moves jobs between their states; everything it decides is asked of the parts: the order (`policies/`),
+the KV policy (`kv/`), the batch former, the door, the wait clock.
+"""
+
+from dataclasses import dataclass
+
+from fastserve_scheduler.core.admission import Door
+from fastserve_scheduler.core.batch import Batch, BatchFormer, Pick, Shortage
+from fastserve_scheduler.core.blocks import BlockPool
+from fastserve_scheduler.core.commands import Command, FinishJob, FinishReason, PlanItem, RaiseEpoch, RunIteration
+from fastserve_scheduler.core.config import CoreConfig
+from fastserve_scheduler.core.events import (
+    Event,
+    IterationDone,
+    JobAborted,
+    JobArrived,
+    ProfileUpdated,
+    StageDown,
+    StageUp,
+    Woke,
+)
+from fastserve_scheduler.core.history import Happening, History, Moment
+from fastserve_scheduler.core.invariants import check
+from fastserve_scheduler.core.job import NOT_IN_FLIGHT, Job
+from fastserve_scheduler.core.kv import KV_POLICIES
+from fastserve_scheduler.core.line import Line
+from fastserve_scheduler.core.policies import POLICIES
+from fastserve_scheduler.core.prediction import ONE, Predictor
+from fastserve_scheduler.core.profile import Profile
+from fastserve_scheduler.core.snapshot import Counters, LevelCount, Snapshot
+from fastserve_scheduler.core.wait_clock import WaitClock
+
+MAX_LIFTS_PER_STEP = 64
+"""Starving jobs looked at in one step, so that a step stays short when many become due at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A plan on its way through the stages."""
+
+    plan: RunIteration
+    jobs: tuple[Job, ...]
+    prompt_tokens: int
+    num_decodes: int
+    decode_context_tokens: int
+
+
+class SchedulerCore:
+    """The state of one pipeline. Not thread-safe: one task owns it.
+
+    `handle` raises ValueError on an event that its sender must not send (a job id in use, a count that is not
+    positive, a stage out of range) and has then changed nothing.
+    """
+
+    def __init__(self, config: CoreConfig, profile: Profile) -> None:
+        self.config = config
+        self.jobs: dict[int, Job] = {}
+        self.flights: dict[int, Flight] = {}
+        self.epoch = 0
+        self.counters = Counters()
+        self.predictor = Predictor(profile)
+        self.pool = BlockPool(config.block_size)
+        self.order = POLICIES[config.policy](config.mlfq, self.predictor, config.max_model_len)
+        self.line = Line(self.order)
+        self.clock = WaitClock(config.mlfq.alpha_ns, config.service_classes)
+        self.num_flying = 0
+        self.waiting_prompt_tokens = 0
+        self._kv = KV_POLICIES[config.kv_policy]()
+        self._former = BatchFormer(config, self.order, self.line, self.pool, self._kv)
+        self._door = Door(config, self.pool, self.predictor)
+        self._history = History()
+        self._stage_blocks: dict[int, int] = {}
+        self._was_ready = False
+        self._next_seq = 0
+        self._now_ns = 0
+
+    @property
+    def stages_up(self) -> bool:
+        return len(self._stage_blocks) == self.config.num_stages
+
+    def handle(self, event: Event, now_ns: int) -> list[Command]:
+        """Take note of the event and say what to do. Time that runs backwards is taken to stand still."""
+        self._now_ns = max(self._now_ns, now_ns)
+        out: list[Command] = []
+        settled: list[Job] = []
+        match event:
+            case IterationDone():
+                settled = self._iteration_done(event, out)
+            case JobArrived():
+                self._job_arrived(event, out)
+            case JobAborted(job_id):
+                self._job_aborted(job_id, out)
+            case StageUp(stage, num_blocks):
+                self._stage_up(stage, num_blocks, out)
+            case StageDown(stage):
+                self._stage_down(stage, out)
+            case ProfileUpdated(profile):
+                self.predictor.update(profile)
+                self.order.retime()
+            case Woke():
+                pass
+        if self.stages_up:
+            self._step(settled, out)
+        return out
+
+    def check(self) -> None:
+        """Prove the invariants; raises InvariantViolation with the story of the job at fault."""
+        check(self)
+
+    def story(self, job_id: int) -> tuple[Moment, ...]:
+        """What happened to the job lately, oldest first; empty when it was never here or is forgotten."""
+        return self._history.of(job_id)
+
+    def snapshot(self) -> Snapshot:
+        return _snapshot(self, self._was_ready and self.stages_up, self._now_ns)
+
+    # ---- events
+
+    def _job_arrived(self, event: JobArrived, out: list[Command]) -> None:
+        if event.job_id in self.jobs:
+            raise ValueError(f"job {event.job_id} is already here")
+        if event.prompt_tokens < 1 or event.max_output_tokens < 1 or event.output_tokens < 0:
+            raise ValueError(f"job {event.job_id} has counts that cannot be: {event}")
+        waiting = len(self.jobs) - self.num_flying
+        refusal = self._door.refuse(event, self._was_ready, waiting, self.waiting_prompt_tokens)
+        if refusal is not None:
+            self.counters.rejected += 1
+            out.append(refusal)
+            return
+        self.counters.accepted += 1
+        job = Job(
+            job_id=event.job_id,
+            prompt_tokens=event.prompt_tokens,
+            max_output_tokens=event.max_output_tokens,
+            service_class=self.clock.class_of(event.service_class),
+            priority=event.priority,
+            oracle_output_tokens=event.oracle_output_tokens or event.max_output_tokens,
+            arrived_ns=self._now_ns,
+            generated=event.output_tokens,
+        )
+        self.jobs[job.job_id] = job
+        self.order.join(job)
+        self._record(job, Happening.ARRIVED, job.level)
+        if job.generated >= job.max_output_tokens:
+            self._finish(job, FinishReason.LENGTH, out)
+        else:
+            self._wait(job)
+
+    def _job_aborted(self, job_id: int, out: list[Command]) -> None:
+        job = self.jobs.get(job_id)
+        if job is None:
+            return
+        if job.in_flight:
+            # Its blocks are being written; it ends when the iteration is settled.
+            job.aborted = True
+            self._record(job, Happening.ABORT_ASKED, job.seq)
+        else:
+            self._unwait(job)
+            self._finish(job, FinishReason.ABORTED, out)
+
+    def _iteration_done(self, event: IterationDone, out: list[Command]) -> list[Job]:
+        """Settle the plan; the jobs that go on. A result of an earlier epoch or of no plan means nothing."""
+        if event.epoch != self.epoch or event.seq not in self.flights:
+            return []
+        flight = self.flights.pop(event.seq)
+        self.predictor.observe(flight.prompt_tokens, flight.num_decodes, flight.decode_context_tokens, event.compute_ns)
+        stopped = frozenset(event.stopped)
+        settled = []
+        for item, job in zip(flight.plan.items, flight.jobs, strict=True):
+            self._land(job)
+            reason = self._settle(job, item, event.compute_ns, job.job_id in stopped)
+            if reason is None:
+                self._wait(job)
+                settled.append(job)
+            else:
+                self._finish(job, reason, out)
+        return settled
+
+    def _stage_up(self, stage: int, num_blocks: int, out: list[Command]) -> None:
+        if not 0 <= stage < self.config.num_stages or num_blocks < 1:
+            raise ValueError(f"stage {stage} with {num_blocks} blocks cannot be, of {self.config.num_stages} stages")
+        known = self._stage_blocks.get(stage)
+        if known == num_blocks:
+            return
+        if known is not None:
+            self._stage_down(stage, out)
+        self._stage_blocks[stage] = num_blocks
+        if not self.stages_up:
+            return
+        self._was_ready = True
+        self.pool.resize(min(self._stage_blocks.values()))
+        self.clock.restart_all(self._now_ns)
+        for job in tuple(self.jobs.values()):
+            self._fit_into_pool(job, out)
+
+    def _stage_down(self, stage: int, out: list[Command]) -> None:
+        """All plans in flight are void and all KV is lost: a job's KV is whole on all stages or worth nothing."""
+        if stage not in self._stage_blocks:
+            return
+        del self._stage_blocks[stage]
+        self.epoch += 1
+        out.append(RaiseEpoch(self.epoch))
+        flights, self.flights = tuple(self.flights.values()), {}
+        for job in (job for flight in flights for job in flight.jobs):
+            self._land(job)
+            if job.aborted:
+                self._finish(job, FinishReason.ABORTED, out)
+            else:
+                self._wait(job)
+        for job in tuple(self.line.ready):
+            self.line.take(job)
+            self._drop_kv(job)
+            self._record(job, Happening.LOST_STAGE, self.epoch)
+            self.line.put(job)
+
+    # ---- states of a job
+
+    def _wait(self, job: Job) -> None:
+        self.line.put(job)
+        self.clock.start(job, self._now_ns)
+        self.waiting_prompt_tokens += job.prompt_tokens
+
+    def _unwait(self, job: Job) -> None:
+        self.line.take(job)
+        self._leave_clock(job)
+
+    def _leave_clock(self, job: Job) -> None:
+        self.clock.stop(job)
+        self.waiting_prompt_tokens -= job.prompt_tokens
+
+    def _land(self, job: Job) -> None:
+        job.seq = NOT_IN_FLIGHT
+        self.num_flying -= 1
+
+    def _settle(self, job: Job, item: PlanItem, compute_ns: int, stopped: bool) -> FinishReason | None:
+        """Book what the iteration did for the job; why it is finished, or None."""
+        job.computed += item.num_tokens
+        job.high_water = max(job.high_water, job.computed)
+        if job.aborted:
+            return FinishReason.ABORTED
+        if item.sample:
+            job.generated += 1
+            job.started = True
+            self.counters.generated_tokens += 1
+            self._record(job, Happening.RAN, job.generated)
+            if stopped:
+                return FinishReason.STOP
+            if job.generated >= job.max_output_tokens:
+                return FinishReason.LENGTH
+        thrown_away = job.discarding and job.pending_tokens == 0
+        if thrown_away:
+            self._drop_kv(job)
+            self._record(job, Happening.DISCARDED, job.level)
+        level = job.level
+        self.order.ran(job, compute_ns, turn_over=item.sample or thrown_away)
+        if job.level > level:
+            self._record(job, Happening.DEMOTED, job.level)
+        return None
+
+    def _finish(self, job: Job, reason: FinishReason, out: list[Command]) -> None:
+        """End a job that is neither in line nor in flight."""
+        self.order.leave(job)
+        self.pool.release(job.table)
+        del self.jobs[job.job_id]
+        self.counters.finished += 1
+        self._record(job, Happening.FINISHED, job.generated)
+        out.append(FinishJob(job.job_id, reason))
+
+    def _drop_kv(self, job: Job) -> None:
+        self.pool.release(job.table)
+        job.computed, job.discarding = 0, False
+
+    def _fit_into_pool(self, job: Job, out: list[Command]) -> None:
+        """A pool that came back smaller may not hold the longest answer any more: cut the answer, not the service."""
+        room = self.pool.num_tokens - job.prompt_tokens
+        if room >= job.max_output_tokens:
+            return
+        job.max_output_tokens = room
+        self._record(job, Happening.SHORTENED, room)
+        if job.generated >= room:
+            self._unwait(job)
+            self._finish(job, FinishReason.LENGTH, out)
+
+    # ---- scheduling
+
+    def _step(self, settled: list[Job], out: list[Command]) -> None:
+        """Rescue who starves, then fill the pipeline."""
+        if self.order.rescues:
+            self._lift_starving()
+        passed: dict[int, Shortage] = {}
+        while len(self.flights) < self.config.num_stages:
+            batch = self._former.form(self.num_flying)
+            passed.update(batch.passed)
+            self._note_evictions(batch)
+            if not batch.picks:
+                break
+            out.append(self._launch(batch.picks))
+        for job in settled:
+            if not job.in_flight and job.resident:
+                self.counters.preemptions[passed.get(job.job_id, Shortage.SLOTS)] += 1
+
+    def _lift_starving(self) -> None:
+        for job in self.clock.starving(self._now_ns, MAX_LIFTS_PER_STEP):
+            self.line.take(job)
+            if self.order.lift(job):
+                self.counters.tickets += 1
+                self._record(job, Happening.TICKET, job.level)
+            else:
+                self.clock.restart(job, self._now_ns)
+                self.counters.promotions += 1
+                self._record(job, Happening.PROMOTED, job.level)
+            self.line.put(job)
+
+    def _note_evictions(self, batch: Batch) -> None:
+        for victim, requester in batch.evicted:
+            self.counters.preemptions[Shortage.BLOCKS] += 1
+            self._record(victim, Happening.EVICTED, requester.job_id)
+
+    def _launch(self, picks: list[Pick]) -> RunIteration:
+        seq = self._next_seq
+        self._next_seq += 1
+        items, prompt_tokens, num_decodes, context_tokens = [], 0, 0, 0
+        for pick in picks:
+            job, num_tokens = pick.job, pick.num_tokens
+            if job.is_decode:
+                num_decodes += 1
+                context_tokens += job.computed
+            else:
+                prompt_tokens += num_tokens
+                job.discarding = self.order.discards(job)
+                self.counters.recomputed_tokens += max(0, min(job.high_water, job.computed + num_tokens) - job.computed)
+            items.append(
+                PlanItem(
+                    job_id=job.job_id,
+                    start=job.computed,
+                    num_tokens=num_tokens,
+                    sample=num_tokens == job.pending_tokens and not job.discarding,
+                    output_position=job.generated,
+                    block_table=tuple(job.table.block_ids),
+                )
+            )
+            job.seq = seq
+            self._leave_clock(job)
+            self._record(job, Happening.PLANNED, seq)
+        self.num_flying += len(picks)
+        self.counters.iterations += 1
+        plan = RunIteration(seq, self.epoch, tuple(items))
+        jobs = tuple(pick.job for pick in picks)
+        self.flights[seq] = Flight(plan, jobs, prompt_tokens, num_decodes, context_tokens)
+        return plan
+
+    def _record(self, job: Job, happening: Happening, detail: int) -> None:
+        self._history.record(self._now_ns, job.job_id, happening, detail)
+
+
+def _snapshot(core: SchedulerCore, ready: bool, now_ns: int) -> Snapshot:
+    sizes = core.order.level_sizes() or (len(core.jobs),)
+    running = [0] * len(sizes)
+    for flight in core.flights.values():
+        for job in flight.jobs:
+            running[job.level if len(sizes) > 1 else 0] += 1
+    counters = core.counters
+    return Snapshot(
+        ready=ready,
+        epoch=core.epoch,
+        levels=tuple(LevelCount(size - busy, busy) for size, busy in zip(sizes, running, strict=True)),
+        quantum_ns=core.order.quanta_ns(),
+        jobs=len(core.jobs),
+        running=core.num_flying,
+        waiting=len(core.jobs) - core.num_flying,
+        waiting_prompt_tokens=core.waiting_prompt_tokens,
+        resident=len(core.line.ready) + core.num_flying,
+        batches_in_flight=len(core.flights),
+        blocks_free=core.pool.num_free,
+        blocks_total=core.pool.num_blocks,
+        iterations=counters.iterations,
+        accepted=counters.accepted,
+        rejected=counters.rejected,
+        finished=counters.finished,
+        preemptions_slots=counters.preemptions[Shortage.SLOTS],
+        preemptions_tokens=counters.preemptions[Shortage.TOKENS],
+        preemptions_blocks=counters.preemptions[Shortage.BLOCKS],
+        promotions=counters.promotions,
+        tickets=counters.tickets,
+        demotions=core.order.demotions(),
+        generated_tokens=counters.generated_tokens,
+        recomputed_tokens=counters.recomputed_tokens,
+        longest_wait_ns=core.clock.longest_wait_ns(now_ns),
+        prefill_correction=core.predictor.correction / ONE,
+    )

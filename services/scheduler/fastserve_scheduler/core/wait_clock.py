@@ -1,0 +1,69 @@
+"""How long each job has not run: the starvation deadlines.
+
+Within a service class alpha is the same for all, so the order of clocks is the order of deadlines, and a look at the
+first job of each class is enough. A clock starts at arrival and starts again when the job ran or was promoted. Jobs in
+flight and jobs that hold a ticket wait for no promotion and are not on the clock.
+"""
+
+from collections import OrderedDict
+
+from fastserve_scheduler.core.job import Job
+
+
+class WaitClock:
+    def __init__(self, default_alpha_ns: int, service_classes: tuple[tuple[str, int], ...]) -> None:
+        self._alpha_ns = {"": default_alpha_ns, **dict(service_classes)}
+        self._clocks: dict[str, OrderedDict[int, Job]] = {name: OrderedDict() for name in self._alpha_ns}
+        self._pending: OrderedDict[int, Job] = OrderedDict()
+
+    def alpha_ns(self, service_class: str) -> int:
+        return self._alpha_ns.get(service_class, self._alpha_ns[""])
+
+    def class_of(self, name: str) -> str:
+        """The class a job is held to: the one it names, or the default where nobody set it up."""
+        return name if name in self._alpha_ns else ""
+
+    def start(self, job: Job, now_ns: int) -> None:
+        """The job begins to wait: it has arrived, or has just run."""
+        job.ran_ns = job.clock_ns = now_ns
+        self._pending[job.job_id] = job
+        self._clocks[job.service_class][job.job_id] = job
+
+    def stop(self, job: Job) -> None:
+        """The job waits no more: it runs, or is gone."""
+        del self._pending[job.job_id]
+        self._clocks[job.service_class].pop(job.job_id, None)
+
+    def starving(self, now_ns: int, limit: int) -> list[Job]:
+        """Take up to `limit` jobs off the clock that have waited for alpha or longer, longest first per class."""
+        taken: list[Job] = []
+        for name, clocks in self._clocks.items():
+            since_ns = now_ns - self._alpha_ns[name]
+            while clocks and len(taken) < limit:
+                job = next(iter(clocks.values()))
+                if job.clock_ns > since_ns:
+                    break
+                del clocks[job.job_id]
+                taken.append(job)
+        return taken
+
+    def restart(self, job: Job, now_ns: int) -> None:
+        """A promoted job starves again only after another alpha. Its wait (`longest_wait_ns`) goes on."""
+        job.clock_ns = now_ns
+        self._clocks[job.service_class][job.job_id] = job
+
+    def restart_all(self, now_ns: int) -> None:
+        """After an outage: nobody was passed over while nothing could run."""
+        for job in self._pending.values():
+            job.clock_ns = now_ns
+
+    def longest_wait_ns(self, now_ns: int) -> int:
+        job = next(iter(self._pending.values()), None)
+        return 0 if job is None else now_ns - job.ran_ns
+
+    def jobs(self) -> tuple[Job, ...]:
+        """Those that wait, longest first."""
+        return tuple(self._pending.values())
+
+    def on_clock(self, job: Job) -> bool:
+        return job.job_id in self._clocks[job.service_class]
