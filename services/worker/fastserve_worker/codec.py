@@ -1,0 +1,156 @@
+"""Between the wire and this service's own messages; the only file here that reads or builds generated types."""
+
+from collections.abc import Iterator
+
+from fastserve.v1 import sampling_pb2, stage_pb2
+from fastserve_common.packed import pack_u32
+from fastserve_worker.errors import PlanError
+from fastserve_worker.messages import ActivationPart, Activations, Plan, PlanRow, ProfilePoint, StageInfo, StageOutput
+from fastserve_worker.sampling.params import DrawParams, TokenDraw
+
+#: Activations are cut into pieces of this size, far below the message cap, so that a plan or a report waits behind
+#: one piece at most.
+ACTIVATION_CHUNK_BYTES = 1024 * 1024
+
+
+def decode_plan(message: stage_pb2.IterationPlan, info: StageInfo) -> Plan:
+    """Raises PlanError for a plan that is malformed or does not fit this stage."""
+    if message.swaps:
+        raise PlanError("swap orders are not supported by this stage")
+    plan = Plan(message.seq, message.epoch, tuple(_decode_row(item) for item in message.items))
+    if plan.num_tokens > info.num_blocks * info.block_size:
+        raise PlanError(f"{plan.num_tokens} tokens are more than the whole pool of {info.num_blocks} blocks holds")
+    for row in plan.rows:
+        _check_row(row, info)
+    return plan
+
+
+def _decode_row(item: stage_pb2.PlanItem) -> PlanRow:
+    draw = _decode_draw(item) if item.sample else None
+    return PlanRow(item.job_id, item.start, item.num_tokens, item.block_table, item.token_ids, draw)
+
+
+def _check_row(row: PlanRow, info: StageInfo) -> None:
+    end = row.start + row.num_tokens
+    num_blocks = -(-end // info.block_size)
+    if row.num_tokens < 1:
+        raise PlanError(f"job {row.job_id}: a row needs at least one token")
+    if end > info.max_model_len:
+        raise PlanError(f"job {row.job_id}: {end} tokens are above the model length of {info.max_model_len}")
+    if info.is_first and len(row.token_ids) != 4 * row.num_tokens:
+        raise PlanError(f"job {row.job_id}: {row.num_tokens} tokens, but {len(row.token_ids)} bytes of token ids")
+    if len(row.block_table) % 4 or len(row.block_table) < 4 * num_blocks:
+        raise PlanError(
+            f"job {row.job_id}: {end} tokens need {num_blocks} blocks, table has {len(row.block_table)} bytes"
+        )
+
+
+def _decode_draw(item: stage_pb2.PlanItem) -> DrawParams:
+    """Fields left at the wire's zero mean "off" where zero itself would make no sense (top_p, repetition_penalty)."""
+    params = item.sampling
+    return DrawParams(
+        output_position=item.output_position,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p or 1.0,
+        min_p=params.min_p,
+        seed=params.seed,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty or 1.0,
+        logit_bias=dict(params.logit_bias),
+        logprobs=params.logprobs if params.HasField("logprobs") else None,
+        suppressed=item.suppressed_token_ids,
+        penalty_prompt=item.penalty_prompt_ids,
+        penalty_output=item.penalty_output_ids,
+    )
+
+
+def strip_token_ids(plan: stage_pb2.IterationPlan) -> None:
+    """What the next stage gets: it works on activations. Changes `plan`."""
+    for item in plan.items:
+        item.ClearField("token_ids")
+
+
+def forward_hello(epoch: int, from_stage: int) -> stage_pb2.ForwardMessage:
+    return stage_pb2.ForwardMessage(hello=stage_pb2.ForwardHello(epoch=epoch, from_stage=from_stage))
+
+
+def forward_plan(plan: stage_pb2.IterationPlan) -> stage_pb2.ForwardMessage:
+    return stage_pb2.ForwardMessage(plan=plan)
+
+
+def forward_activations(seq: int, epoch: int, activations: Activations) -> Iterator[stage_pb2.ForwardMessage]:
+    """Chunks in order; a tensor without tokens is one chunk without bytes. Only one chunk's copy lives at a time."""
+    view = memoryview(activations.data)
+    for offset in range(0, max(len(view), 1), ACTIVATION_CHUNK_BYTES):
+        chunk = stage_pb2.ActivationChunk(
+            seq=seq,
+            epoch=epoch,
+            dtype=activations.dtype,
+            shape=activations.shape,
+            offset=offset,
+            data=bytes(view[offset : offset + ACTIVATION_CHUNK_BYTES]),
+            compute_ns=activations.compute_ns,
+        )
+        yield stage_pb2.ForwardMessage(activations=chunk)
+
+
+def decode_part(chunk: stage_pb2.ActivationChunk) -> ActivationPart:
+    return ActivationPart(
+        chunk.seq, chunk.epoch, chunk.dtype, tuple(chunk.shape), chunk.offset, chunk.data, chunk.compute_ns
+    )
+
+
+def forward_ack(seq: int, epoch: int) -> stage_pb2.ForwardAck:
+    return stage_pb2.ForwardAck(seq=seq, epoch=epoch)
+
+
+def ready(epoch: int, info: StageInfo) -> stage_pb2.StageMessage:
+    return stage_pb2.StageMessage(
+        ready=stage_pb2.StageReady(
+            epoch=epoch,
+            stage=info.stage,
+            num_stages=info.num_stages,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            model_fingerprint=info.fingerprint,
+            kv_block_bytes=info.kv_block_bytes,
+            device=info.device,
+            dtype=info.dtype,
+        )
+    )
+
+
+def report(plan: Plan, info: StageInfo, output: StageOutput, total_compute_ns: int) -> stage_pb2.StageMessage:
+    """`total_compute_ns` and the draws are the last stage's to tell."""
+    message = stage_pb2.IterationReport(seq=plan.seq, epoch=plan.epoch, stage=info.stage, compute_ns=output.compute_ns)
+    if info.is_last:
+        message.total_compute_ns = total_compute_ns
+        message.token_ids = pack_u32(draw.token_id for draw in output.draws)
+        if any(draw.logprob is not None for draw in output.draws):
+            message.logprobs.extend(_logprobs(draw) for draw in output.draws)
+    return stage_pb2.StageMessage(iteration=message)
+
+
+def _logprobs(draw: TokenDraw) -> sampling_pb2.TokenLogprobs:
+    if draw.logprob is None:
+        return sampling_pb2.TokenLogprobs()
+    top = [sampling_pb2.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in draw.top]
+    return sampling_pb2.TokenLogprobs(token_id=draw.token_id, logprob=draw.logprob, top=top)
+
+
+def fault(seq: int, epoch: int, message: str) -> stage_pb2.StageMessage:
+    return stage_pb2.StageMessage(fault=stage_pb2.StageFault(seq=seq, epoch=epoch, message=message))
+
+
+def decode_points(order: stage_pb2.ProfileOrder) -> tuple[ProfilePoint, ...]:
+    return tuple(ProfilePoint(p.num_sequences, p.new_tokens, p.context_tokens) for p in order.points)
+
+
+def profile_report(profile_id: int, stage: int, compute_ns: list[int]) -> stage_pb2.StageMessage:
+    return stage_pb2.StageMessage(
+        profile=stage_pb2.ProfileReport(profile_id=profile_id, stage=stage, compute_ns=compute_ns)
+    )

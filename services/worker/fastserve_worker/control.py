@@ -1,0 +1,185 @@
+"""One stage between its streams: which epoch it is at, which scheduler it answers to, what is in flight."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from functools import partial
+
+from fastserve.v1 import stage_pb2
+from fastserve_common.errors import (
+    AlreadyExistsError,
+    FastServeError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
+from fastserve_worker import codec
+from fastserve_worker.backend import StageBackend
+from fastserve_worker.epoch import EpochRun
+from fastserve_worker.errors import PlanError, StaleEpochError
+from fastserve_worker.runner import StageRunner
+
+log = logging.getLogger(__name__)
+
+#: Reports that wait for a scheduler that does not read.
+MAX_QUEUED_REPORTS = 4096
+
+
+class ControlSession:
+    """What goes back on one Control stream, in order, until it ends."""
+
+    def __init__(self) -> None:
+        self._messages: deque[stage_pb2.StageMessage] = deque()
+        self._wake = asyncio.Event()
+        self._ended = False
+        self._error: FastServeError | None = None
+
+    def send(self, message: stage_pb2.StageMessage) -> None:
+        """Never waits: a scheduler that does not read loses its stream, not the stage its time."""
+        if self._ended:
+            return
+        if len(self._messages) >= MAX_QUEUED_REPORTS:
+            self.end(ResourceExhaustedError(f"more than {MAX_QUEUED_REPORTS} reports were not read"))
+            return
+        self._messages.append(message)
+        self._wake.set()
+
+    def end(self, error: FastServeError | None = None) -> None:
+        """The first end counts."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._wake.set()
+
+    async def messages(self) -> AsyncIterator[stage_pb2.StageMessage]:
+        """What was sent before the end is still given out. Raises the error that ended the session, if any."""
+        while True:
+            while self._messages:
+                yield self._messages.popleft()
+            if self._ended:
+                break
+            self._wake.clear()
+            await self._wake.wait()
+        if self._error:
+            raise self._error
+
+
+class Stage:
+    """Owns the epoch. A scheduler takes the stage over by configuring a higher one."""
+
+    def __init__(self, backend: StageBackend, runner: StageRunner) -> None:
+        self.info = backend.info
+        self._backend = backend
+        self._runner = runner
+        self._epoch = 0
+        self._session: ControlSession | None = None
+        self._run: EpochRun | None = None
+        self._abandoned: list[EpochRun] = []
+        self._configuring = asyncio.Lock()
+        self._configured = asyncio.Condition()
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    async def configure(self, order: stage_pb2.Configure, session: ControlSession) -> None:
+        """Drop everything older, then answer StageReady: by then nothing older computes here any more.
+
+        Raises StaleEpochError unless the epoch is higher than every one before.
+        """
+        if bool(order.next_stage_address) == self.info.is_last:
+            raise InvalidArgumentError(f"stage {self.info.stage} of {self.info.num_stages}: wrong next_stage_address")
+        self._claim(order.epoch, session)
+        async with self._configuring:
+            if self._epoch != order.epoch:
+                return  # a still higher one came while this one waited
+            await self._wait_abandoned()
+            await self._runner.submit(self._backend.start_epoch)
+            if self._epoch != order.epoch:
+                return
+            self._run = EpochRun(
+                order.epoch,
+                backend=self._backend,
+                runner=self._runner,
+                next_address=order.next_stage_address,
+                report=session.send,
+            )
+        async with self._configured:
+            self._configured.notify_all()
+        log.info("configured", extra={"epoch": order.epoch, "next_stage": order.next_stage_address})
+        session.send(codec.ready(order.epoch, self.info))
+
+    def _claim(self, epoch: int, session: ControlSession) -> None:
+        """At once, before anything is waited for: from here on no older message does anything."""
+        if epoch <= self._epoch:
+            raise StaleEpochError(f"epoch {epoch} is not above epoch {self._epoch}, where this stage is")
+        self._epoch = epoch
+        if self._session is not None and self._session is not session:
+            self._session.end(StaleEpochError(f"another scheduler configured epoch {epoch}"))
+        self._session = session
+        self._abandon_run()
+
+    def take_plan(self, plan: stage_pb2.IterationPlan, session: ControlSession) -> None:
+        """A plan that cannot be taken is answered with a fault on the session; the stream goes on."""
+        if not self.info.is_first:
+            session.send(codec.fault(plan.seq, plan.epoch, "plans come to this stage from the one before it"))
+        elif self._run is None or self._session is not session:
+            session.send(codec.fault(plan.seq, plan.epoch, "this stage has not been configured by this scheduler"))
+        else:
+            try:
+                self._run.take_plan(plan)
+            except PlanError as error:
+                log.debug("refused a plan: %s", error)
+
+    async def profile(self, order: stage_pb2.ProfileOrder, session: ControlSession) -> None:
+        """One point after another; iterations that come meanwhile run between them."""
+        compute_ns: list[int] = []
+        try:
+            for point in codec.decode_points(order):
+                compute_ns.append(await self._runner.submit(partial(self._backend.profile, point)))
+        except Exception as error:
+            log.warning("profile order failed", exc_info=error)
+            session.send(codec.fault(0, order.epoch, f"profile order {order.profile_id}: {error}"))
+        else:
+            session.send(codec.profile_report(order.profile_id, self.info.stage, compute_ns))
+
+    async def join(self, hello: stage_pb2.ForwardHello) -> EpochRun:
+        """The run that a stream from the stage before belongs to. Waits until this stage is at that epoch too.
+
+        Raises StaleEpochError when the epoch is over, AlreadyExistsError when it has been joined.
+        """
+        if hello.from_stage + 1 != self.info.stage:
+            raise InvalidArgumentError(f"stage {hello.from_stage} is not before stage {self.info.stage}")
+        async with self._configured:
+            await self._configured.wait_for(
+                lambda: self._epoch > hello.epoch or (self._epoch == hello.epoch and self._run is not None)
+            )
+        run = self._run
+        if run is None or run.epoch != hello.epoch:
+            raise StaleEpochError(f"epoch {hello.epoch} is over; this stage is at epoch {self._epoch}")
+        if run.joined:
+            raise AlreadyExistsError(f"the stage before has opened its stream of epoch {hello.epoch} already")
+        run.joined = True
+        return run
+
+    def detach(self, session: ControlSession) -> None:
+        """The stream is gone: what is in flight goes on, what it reports goes nowhere."""
+        session.end()
+        if self._session is session:
+            self._session = None
+
+    async def close(self, error: FastServeError) -> None:
+        """End the session with `error` and everything in flight."""
+        if self._session:
+            self._session.end(error)
+        self._abandon_run()
+        await self._wait_abandoned()
+
+    def _abandon_run(self) -> None:
+        if self._run is not None:
+            self._run.abandon()
+            self._abandoned.append(self._run)
+            self._run = None
+
+    async def _wait_abandoned(self) -> None:
+        while self._abandoned:
+            await self._abandoned.pop().wait_closed()

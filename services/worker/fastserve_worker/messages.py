@@ -1,0 +1,119 @@
+"""What a stage is asked and what it answers, free of wire types and of torch."""
+
+from dataclasses import dataclass
+
+from fastserve_worker.sampling.params import DrawParams, TokenDraw
+
+RawBytes = bytes | bytearray | memoryview
+
+#: Bytes of one element, by the names that dtypes have on the wire.
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One job's share of an iteration: tokens [start, start + num_tokens), their KV going through `block_table`.
+
+    Ids are packed little-endian uint32, as on the wire. `token_ids` is empty on every stage but the first.
+    `draw` is None where no token is drawn after the row: a prompt chunk that is not the last.
+    """
+
+    job_id: int
+    start: int
+    num_tokens: int
+    block_table: bytes
+    token_ids: bytes
+    draw: DrawParams | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole truth of one iteration."""
+
+    seq: int
+    epoch: int
+    rows: tuple[PlanRow, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Hidden states of one plan, [tokens, hidden] row-major little-endian.
+
+    `compute_ns`: sum over the stages that made them.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: RawBytes
+    compute_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationPart:
+    """A piece of one plan's hidden states, from byte `offset` of the whole."""
+
+    seq: int
+    epoch: int
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    data: bytes
+    compute_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What one stage made of one plan.
+
+    `hidden` [tokens, hidden] as raw bytes on every stage but the last; `draws`, one per row with `draw`, in plan
+    order, on the last. `compute_ns`: this stage alone, device synchronised.
+    """
+
+    compute_ns: int
+    hidden: RawBytes = b""
+    draws: tuple[TokenDraw, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePoint:
+    """One batch to time: `num_sequences` rows of `new_tokens` after `context_tokens` each."""
+
+    num_sequences: int
+    new_tokens: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageInfo:
+    """What a stage is and has. Everything but `stage` is equal on all stages of one pipeline."""
+
+    stage: int
+    num_stages: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    fingerprint: str
+    #: Of this stage's layers.
+    kv_block_bytes: int
+    device: str
+    dtype: str
+    #: Of the activations between stages.
+    hidden_size: int
+    hidden_dtype: str
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.num_stages - 1
+
+    def activation_bytes(self, num_tokens: int) -> int:
+        """Bytes of the hidden states of `num_tokens` tokens."""
+        return num_tokens * self.hidden_size * DTYPE_BYTES[self.hidden_dtype]

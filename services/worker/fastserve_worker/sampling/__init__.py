@@ -1,0 +1,1 @@
+"""Drawing tokens on the last stage. Only `sampler` needs torch."""
