@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x61stserve/v1/kvstore.proto\x12\x0c\x66\x61stserve.v1\"\xb5\x01\n\x08KvLayout\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nnum_layers\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x12\n\nslot_bytes\x18\t \x01(\x04\"F\n\rAttachRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12&\n\x06layout\x18\x02 \x01(\x0b\x32\x16.fastserve.v1.KvLayout\"s\n\x0e\x41ttachResponse\x12\x0f\n\x07segment\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x13\n\x0bpage_locked\x18\x05 \x01(\x08\"\xf2\x01\n\tKvCommand\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.fastserve.v1.KvHelloH\x00\x12)\n\x05lease\x18\x02 \x01(\x0b\x32\x18.fastserve.v1.LeaseSlotsH\x00\x12+\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x19.fastserve.v1.CommitSlotsH\x00\x12-\n\x07release\x18\x04 \x01(\x0b\x32\x1a.fastserve.v1.ReleaseSlotsH\x00\x12+\n\x06revoke\x18\x05 \x01(\x0b\x32\x19.fastserve.v1.RevokeSlotsH\x00\x42\t\n\x07\x63ommand\".\n\x07KvHello\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"1\n\nLeaseSlots\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x11\n\tnum_slots\x18\x02 \x01(\r\"C\n\x0b\x43ommitSlots\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\x04\x12\x12\n\nhost_slots\x18\x03 \x01(\x0c\"2\n\x0cReleaseSlots\x12\x0e\n\x06job_id\x18\x01 \x01(\x04\x12\x12\n\nhost_slots\x18\x02 \x01(\x0c\"3\n\x0bRevokeSlots\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x12\n\nhost_slots\x18\x02 \x01(\x0c\"\xc2\x01\n\x07KvEvent\x12&\n\x05ready\x18\x01 \x01(\x0b\x32\x15.fastserve.v1.KvReadyH\x00\x12+\n\x06leased\x18\x02 \x01(\x0b\x32\x19.fastserve.v1.SlotsLeasedH\x00\x12-\n\x07\x65xpired\x18\x03 \x01(\x0b\x32\x1a.fastserve.v1.SlotsExpiredH\x00\x12*\n\x07refused\x18\x04 \x01(\x0b\x32\x17.fastserve.v1.KvRefusedH\x00\x42\x07\n\x05\x65vent\"F\n\x07KvReady\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x13\n\x0btotal_slots\x18\x02 \x01(\r\x12\x12\n\nfree_slots\x18\x03 \x01(\r\"3\n\x0bSlotsLeased\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x12\n\nhost_slots\x18\x02 \x01(\x0c\"4\n\x0cSlotsExpired\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x12\n\nhost_slots\x18\x02 \x01(\x0c\".\n\tKvRefused\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x12\n\x10GetStatusRequest\"\xe3\x01\n\x11GetStatusResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\x13\n\x0b\x61rena_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_slots\x18\x04 \x01(\r\x12\x12\n\nfree_slots\x18\x05 \x01(\r\x12\x16\n\x0ereserved_slots\x18\x06 \x01(\r\x12\x17\n\x0f\x63ommitted_slots\x18\x07 \x01(\r\x12\x13\n\x0bpage_locked\x18\x08 \x01(\x08\x12%\n\x05slabs\x18\t \x03(\x0b\x32\x16.fastserve.v1.KvLayout2\xdb\x01\n\x07KvStore\x12\x43\n\x06\x41ttach\x12\x1b.fastserve.v1.AttachRequest\x1a\x1c.fastserve.v1.AttachResponse\x12=\n\x07\x43ontrol\x12\x17.fastserve.v1.KvCommand\x1a\x15.fastserve.v1.KvEvent(\x01\x30\x01\x12L\n\tGetStatus\x12\x1e.fastserve.v1.GetStatusRequest\x1a\x1f.fastserve.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x61stserve/v1/kvstore.proto\x12\x0c\x66\x61stserve.v1\"\xb5\x01\n\x08KvLayout\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x12\n\nnum_layers\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x12\n\nslot_bytes\x18\t \x01(\x04\"c\n\rAttachRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12&\n\x06layout\x18\x02 \x01(\x0b\x32\x16.fastserve.v1.KvLayout\x12\x1b\n\x13pipeline_slot_bytes\x18\x03 \x01(\x04\"s\n\x0e\x41ttachResponse\x12\x0f\n\x07segment\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x13\n\x0bpage_locked\x18\x05 \x01(\x08\"\xf2\x01\n\tKvCommand\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.fastserve.v1.KvHelloH\x00\x12)\n\x05lease\x18\x02 \x01(\x0b\x32\x18.fastserve.v1.LeaseSlotsH\x00\x12+\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x19.fastserve.v1.CommitSlotsH\x00\x12-\n\x07release\x18\x04 \x01(\x0b\x32\x1a.fastserve.v1.ReleaseSlotsH\x00\x12+\n\x06revoke\x18\x05 \x01(\x0b\x32\x19.fastserve.v1.RevokeSlotsH\x00\x42\t\n\x07\x63ommand\".\n\x07KvHello\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"1\n\nLeaseSlots\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x11\n\tnum_slots\x18\x02 \x01(\r\"C\n\x0b\x43ommitSlots\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\x04\x12\x12\n\nhost_slots\x18\x03 \x01(\x0c\"2\n\x0cReleaseSlots\x12\x0e\n\x06job_id\x18\x01 \x01(\x04\x12\x12\n\nhost_slots\x18\x02 \x01(\x0c\"3\n\x0bRevokeSlots\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x12\n\nhost_slots\x18\x02 \x01(\x0c\"\xc2\x01\n\x07KvEvent\x12&\n\x05ready\x18\x01 \x01(\x0b\x32\x15.fastserve.v1.KvReadyH\x00\x12+\n\x06leased\x18\x02 \x01(\x0b\x32\x19.fastserve.v1.SlotsLeasedH\x00\x12-\n\x07\x65xpired\x18\x03 \x01(\x0b\x32\x1a.fastserve.v1.SlotsExpiredH\x00\x12*\n\x07refused\x18\x04 \x01(\x0b\x32\x17.fastserve.v1.KvRefusedH\x00\x42\x07\n\x05\x65vent\"F\n\x07KvReady\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x13\n\x0btotal_slots\x18\x02 \x01(\r\x12\x12\n\nfree_slots\x18\x03 \x01(\r\"3\n\x0bSlotsLeased\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x12\n\nhost_slots\x18\x02 \x01(\x0c\"4\n\x0cSlotsExpired\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x12\n\nhost_slots\x18\x02 \x01(\x0c\".\n\tKvRefused\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x12\n\x10GetStatusRequest\"\xe3\x01\n\x11GetStatusResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\x13\n\x0b\x61rena_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_slots\x18\x04 \x01(\r\x12\x12\n\nfree_slots\x18\x05 \x01(\r\x12\x16\n\x0ereserved_slots\x18\x06 \x01(\r\x12\x17\n\x0f\x63ommitted_slots\x18\x07 \x01(\r\x12\x13\n\x0bpage_locked\x18\x08 \x01(\x08\x12%\n\x05slabs\x18\t \x03(\x0b\x32\x16.fastserve.v1.KvLayout2\xdb\x01\n\x07KvStore\x12\x43\n\x06\x41ttach\x12\x1b.fastserve.v1.AttachRequest\x1a\x1c.fastserve.v1.AttachResponse\x12=\n\x07\x43ontrol\x12\x17.fastserve.v1.KvCommand\x1a\x15.fastserve.v1.KvEvent(\x01\x30\x01\x12L\n\tGetStatus\x12\x1e.fastserve.v1.GetStatusRequest\x1a\x1f.fastserve.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,35 +34,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVLAYOUT']._serialized_start=45
   _globals['_KVLAYOUT']._serialized_end=226
   _globals['_ATTACHREQUEST']._serialized_start=228
-  _globals['_ATTACHREQUEST']._serialized_end=298
-  _globals['_ATTACHRESPONSE']._serialized_start=300
-  _globals['_ATTACHRESPONSE']._serialized_end=415
-  _globals['_KVCOMMAND']._serialized_start=418
-  _globals['_KVCOMMAND']._serialized_end=660
-  _globals['_KVHELLO']._serialized_start=662
-  _globals['_KVHELLO']._serialized_end=708
-  _globals['_LEASESLOTS']._serialized_start=710
-  _globals['_LEASESLOTS']._serialized_end=759
-  _globals['_COMMITSLOTS']._serialized_start=761
-  _globals['_COMMITSLOTS']._serialized_end=828
-  _globals['_RELEASESLOTS']._serialized_start=830
-  _globals['_RELEASESLOTS']._serialized_end=880
-  _globals['_REVOKESLOTS']._serialized_start=882
-  _globals['_REVOKESLOTS']._serialized_end=933
-  _globals['_KVEVENT']._serialized_start=936
-  _globals['_KVEVENT']._serialized_end=1130
-  _globals['_KVREADY']._serialized_start=1132
-  _globals['_KVREADY']._serialized_end=1202
-  _globals['_SLOTSLEASED']._serialized_start=1204
-  _globals['_SLOTSLEASED']._serialized_end=1255
-  _globals['_SLOTSEXPIRED']._serialized_start=1257
-  _globals['_SLOTSEXPIRED']._serialized_end=1309
-  _globals['_KVREFUSED']._serialized_start=1311
-  _globals['_KVREFUSED']._serialized_end=1357
-  _globals['_GETSTATUSREQUEST']._serialized_start=1359
-  _globals['_GETSTATUSREQUEST']._serialized_end=1377
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1380
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1607
-  _globals['_KVSTORE']._serialized_start=1610
-  _globals['_KVSTORE']._serialized_end=1829
+  _globals['_ATTACHREQUEST']._serialized_end=327
+  _globals['_ATTACHRESPONSE']._serialized_start=329
+  _globals['_ATTACHRESPONSE']._serialized_end=444
+  _globals['_KVCOMMAND']._serialized_start=447
+  _globals['_KVCOMMAND']._serialized_end=689
+  _globals['_KVHELLO']._serialized_start=691
+  _globals['_KVHELLO']._serialized_end=737
+  _globals['_LEASESLOTS']._serialized_start=739
+  _globals['_LEASESLOTS']._serialized_end=788
+  _globals['_COMMITSLOTS']._serialized_start=790
+  _globals['_COMMITSLOTS']._serialized_end=857
+  _globals['_RELEASESLOTS']._serialized_start=859
+  _globals['_RELEASESLOTS']._serialized_end=909
+  _globals['_REVOKESLOTS']._serialized_start=911
+  _globals['_REVOKESLOTS']._serialized_end=962
+  _globals['_KVEVENT']._serialized_start=965
+  _globals['_KVEVENT']._serialized_end=1159
+  _globals['_KVREADY']._serialized_start=1161
+  _globals['_KVREADY']._serialized_end=1231
+  _globals['_SLOTSLEASED']._serialized_start=1233
+  _globals['_SLOTSLEASED']._serialized_end=1284
+  _globals['_SLOTSEXPIRED']._serialized_start=1286
+  _globals['_SLOTSEXPIRED']._serialized_end=1338
+  _globals['_KVREFUSED']._serialized_start=1340
+  _globals['_KVREFUSED']._serialized_end=1386
+  _globals['_GETSTATUSREQUEST']._serialized_start=1388
+  _globals['_GETSTATUSREQUEST']._serialized_end=1406
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1409
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1636
+  _globals['_KVSTORE']._serialized_start=1639
+  _globals['_KVSTORE']._serialized_end=1858
 # @@protoc_insertion_point(module_scope)

@@ -69,7 +69,12 @@ class AttachRequest(_message.Message):
 
     OWNER_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
+    PIPELINE_SLOT_BYTES_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
+    pipeline_slot_bytes: _builtins.int
+    """Bytes of one slot over all stages and ranks of the pipeline: the arena divided by it is the number of
+    slots, the same for every slab, whoever attaches first. Zero: this slab is the only one.
+    """
     @_builtins.property
     def layout(self) -> Global___KvLayout: ...
     def __init__(
@@ -77,10 +82,11 @@ class AttachRequest(_message.Message):
         *,
         owner: _builtins.str = ...,
         layout: Global___KvLayout | None = ...,
+        pipeline_slot_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "owner", b"owner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "owner", b"owner", "pipeline_slot_bytes", b"pipeline_slot_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -100,7 +106,9 @@ class AttachResponse(_message.Message):
     offset_bytes: _builtins.int
     num_slots: _builtins.int
     generation: _builtins.int
-    """Rises with every start of the daemon: KV of an older generation is lost."""
+    """Rises with every start of the daemon and with every layout that replaces another: KV of an older
+    generation is lost.
+    """
     page_locked: _builtins.bool
     def __init__(
         self,
@@ -183,7 +191,9 @@ Global___KvHello: _TypeAlias = KvHello  # noqa: Y015
 
 @_typing.final
 class LeaseSlots(_message.Message):
-    """Reserve slots ahead of need, on every slab of the node alike. They expire unless committed or renewed."""
+    """Reserve slots ahead of need, on every slab of the node alike. They expire unless committed or renewed.
+    Naming a lease again renews it and adds slots to it; with num_slots zero it is renewed only.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -207,7 +217,7 @@ Global___LeaseSlots: _TypeAlias = LeaseSlots  # noqa: Y015
 
 @_typing.final
 class CommitSlots(_message.Message):
-    """The copies into these slots are complete on every stage."""
+    """The copies into these slots are complete on every stage. All or none; saying it again changes nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -316,6 +326,10 @@ Global___KvEvent: _TypeAlias = KvEvent  # noqa: Y015
 
 @_typing.final
 class KvReady(_message.Message):
+    """Answer to KvHello, and sent again when slabs are attached or replaced. A generation other than the last one
+    seen: every slot is free, and what was stored is lost.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: _builtins.int
@@ -385,6 +399,8 @@ Global___SlotsExpired: _TypeAlias = SlotsExpired  # noqa: Y015
 
 @_typing.final
 class KvRefused(_message.Message):
+    """The command changed nothing. lease_id is zero for commands that name a job only."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int

@@ -1,5 +1,6 @@
 """gRPC servers and channels with one set of options on both ends: message cap, keepalive, health, reflection."""
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,17 @@ class GrpcServer:
     async def stop(self, grace_s: float) -> None:
         await self.set_serving(False)
         await self.server.stop(grace_s)
+
+
+def advertised_address(listen: str, port: int, advertise: str = "") -> str:
+    """`host:port` that others reach a server by: `advertise` when given, else the host it listens on.
+
+    A server that listens on every interface is reached by the machine's name.
+    """
+    host = advertise or listen.rpartition(":")[0]
+    if host in ("", "0.0.0.0", "[::]", "*"):
+        host = socket.gethostname()
+    return f"{host}:{port}"
 
 
 def full_names(*descriptors: Any) -> tuple[str, ...]:  # noqa: ANN401 - generated file descriptors have no common type

@@ -108,7 +108,7 @@ def _add_argument(parser: argparse.ArgumentParser, name: str, field: FieldInfo, 
 
 def _help_text(field: FieldInfo) -> str:
     text = field.description or ""
-    if field.is_required() or field.default in (None, "", ()):
+    if field.is_required() or field.default_factory is not None or field.default in (None, "", ()):
         return text
     is_size = any(getattr(item, "func", None) is parse_bytes for item in field.metadata)
     return f"{text} (default: {format_bytes(field.default) if is_size else field.default})"

@@ -18,6 +18,8 @@ from urllib.parse import urlparse
 import redis.asyncio
 import redis.exceptions
 
+from fastserve_common.settings import SettingsError
+
 log = logging.getLogger(__name__)
 
 #: A member that has not renewed for this long is gone.
@@ -58,14 +60,14 @@ class StateStore(Protocol):
 def open_state(url: str) -> StateStore:
     """`sqlite:///path/to/file` or `redis://host:port/db`.
 
-    Raises ValueError for anything else, StateError when the file cannot be opened.
+    Raises SettingsError for anything else, StateError when the file cannot be opened.
     """
     scheme = urlparse(url).scheme
     if scheme == "sqlite":
         return SqliteState(Path(url.removeprefix("sqlite://")))
     if scheme in ("redis", "rediss", "unix"):
         return RedisState(url)
-    raise ValueError(f"state store {url!r}: expected sqlite:///path or redis://host:port")
+    raise SettingsError(f"--state: expected sqlite:///path or redis://host:port (got {url!r})")
 
 
 _SCHEMA = """
