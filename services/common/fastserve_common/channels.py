@@ -71,7 +71,10 @@ class GrpcServer:
         return cls(server, servicer, tuple(service_names))
 
     async def start(self, address: str) -> int:
-        """Listen on `host:port`; port 0 picks one. Returns the port. Raises OSError when it is taken."""
+        """Listen on `host:port`; port 0 picks one. Returns the port. Raises OSError when it is taken or is none."""
+        number = address.rpartition(":")[2]
+        if not address.startswith("unix:") and not (number.isascii() and number.isdecimal() and int(number) < 2**16):
+            raise OSError(f"cannot listen on {address}: expected HOST:PORT")  # gRPC would listen on port modulo 2**16
         try:
             port = self.server.add_insecure_port(address)
         except RuntimeError as error:
