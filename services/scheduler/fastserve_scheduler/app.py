@@ -1,0 +1,179 @@
+"""The scheduler process put together, and its orderly start and end."""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from fastserve_common.channels import GrpcServer
+from fastserve_common.state import StateStore, membership, open_state
+from fastserve_scheduler import codec
+from fastserve_scheduler.desk import Desk
+from fastserve_scheduler.driver import Driver
+from fastserve_scheduler.hold import Hold
+from fastserve_scheduler.inbox import Inbox
+from fastserve_scheduler.inputs import AbortAll, Drain, Input
+from fastserve_scheduler.leadership import Leadership
+from fastserve_scheduler.messages import Hello, Status
+from fastserve_scheduler.metrics import Metrics, serve_metrics
+from fastserve_scheduler.pipeline import Pipeline
+from fastserve_scheduler.profiler import Profiler, ProfileStore
+from fastserve_scheduler.service import SchedulerService
+from fastserve_scheduler.settings import SchedulerSettings
+
+log = logging.getLogger(__name__)
+
+#: After the drain, for aborted requests to end and for gateways to read what is queued for them.
+LAST_WORDS_S = 2.0
+
+EXIT_LOST_LEAD = 1
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Everything that works while this process leads."""
+
+    driver: Driver
+    pipeline: Pipeline
+    desk: Desk
+    inbox: Inbox[Input]
+    settings: SchedulerSettings
+
+    def state(self) -> codec.ClusterState:
+        runner = self.driver.runner
+        stage_ns = {} if runner is None else runner.stage_ns
+        stages = tuple((v.stage, v.up, v.address, stage_ns.get(v.stage, 0)) for v in self.pipeline.views())
+        return codec.ClusterState(self.settings.policy, self.driver.snapshot(), stages)
+
+    async def drain(self) -> None:
+        """Refuse new requests, let the others finish, abort those that do not in time."""
+        self.inbox.put_now(Drain())
+        for patience_s in (self.settings.drain_timeout, LAST_WORDS_S):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.driver.drained.wait(), patience_s)
+                return
+            self.inbox.put_now(AbortAll())
+
+
+def build(
+    settings: SchedulerSettings,
+    store: StateStore,
+    generation: int,
+    metrics: Metrics,
+    on_status: Callable[[Status], None],
+) -> Scheduler:
+    inbox: Inbox[Input] = Inbox()
+    pipeline = Pipeline(store, settings.num_stages, generation, inbox, time.monotonic)
+    hello = Hello(generation, settings.max_model_len, settings.max_model_len, settings.policy, settings.num_stages)
+    desk = Desk(hello, Hold(settings.max_num_queued_reqs, settings.max_num_queued_tokens))
+    profiler = Profiler(ProfileStore(settings.profile_dir), pipeline.send_measure, settings.max_num_seqs)
+    driver = Driver(settings, inbox, pipeline, profiler, desk, metrics, on_status)
+    return Scheduler(driver, pipeline, desk, inbox, settings)
+
+
+async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
+    """Serve until `stop`. Returns the exit status. Raises SettingsError, StateError, OSError."""
+    store = open_state(settings.state)
+    service = SchedulerService()
+    grpc_server = GrpcServer.create(codec.SERVICE_NAMES)
+    service.add_to(grpc_server.server)
+    try:
+        port = await grpc_server.start(settings.listen)
+        await grpc_server.set_serving(False)
+        log.info("listening", extra={"address": settings.address(port)})
+        leadership = Leadership(store, uuid.uuid4().hex)
+        generation = await _unless(stop, leadership.acquire())
+        if generation is None:
+            return 0
+        log.info("leading", extra={"generation": generation})
+        try:
+            return await _lead(settings, store, service, grpc_server, leadership, generation, port, stop)
+        finally:
+            await leadership.give_up()
+    finally:
+        await grpc_server.stop(LAST_WORDS_S)
+        await store.close()
+
+
+async def _lead(
+    settings: SchedulerSettings,
+    store: StateStore,
+    service: SchedulerService,
+    grpc_server: GrpcServer,
+    leadership: Leadership,
+    generation: int,
+    port: int,
+    stop: asyncio.Event,
+) -> int:
+    health = asyncio.Queue[Status]()
+    metrics = Metrics()
+    scheduler = build(settings, store, generation, metrics, health.put_nowait)
+    service.lead(scheduler.inbox, scheduler.state)
+    info = {"address": settings.address(port), "incarnation": leadership.owner}
+    async with (
+        _metrics_endpoint(settings, metrics, scheduler),
+        membership(store, "scheduler", "leader", info),
+    ):
+        work = [
+            asyncio.create_task(scheduler.driver.run(), name="driver"),
+            asyncio.create_task(scheduler.pipeline.run(), name="pipeline"),
+            asyncio.create_task(_report_health(grpc_server, health), name="health"),
+            asyncio.create_task(leadership.keep(), name="leadership"),
+        ]
+        try:
+            stopped = asyncio.create_task(stop.wait(), name="stop")
+            await asyncio.wait([*work, stopped], return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            if stop.is_set():
+                await grpc_server.set_serving(False)
+                await scheduler.drain()
+                return 0
+            return _why_ended(work)
+        finally:
+            scheduler.desk.close_all()
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+
+def _why_ended(work: list[asyncio.Task[None]]) -> int:
+    """Raises what a task raised; a task that simply returned is the one that watches the lease."""
+    for task in work:
+        if task.done():
+            task.result()
+    log.error("another scheduler leads now; this one ends")
+    return EXIT_LOST_LEAD
+
+
+async def _report_health(grpc_server: GrpcServer, health: asyncio.Queue[Status]) -> None:
+    while True:
+        await grpc_server.set_serving((await health.get()).ready)
+
+
+@contextlib.asynccontextmanager
+async def _metrics_endpoint(settings: SchedulerSettings, metrics: Metrics, scheduler: Scheduler) -> AsyncIterator[None]:
+    if settings.metrics_port == 0:
+        yield
+        return
+    port, close = serve_metrics(metrics, scheduler.driver.snapshot, settings.metrics_host, settings.metrics_port)
+    log.info("metrics", extra={"address": f"{settings.metrics_host}:{port}"})
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(close)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, int]) -> int | None:
+    """The result of `work`; None when `stop` is set first."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        stopped.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)

@@ -1,0 +1,71 @@
+"""The gateways' side of the scheduler: who is connected, what they are told, what waits for the pipeline."""
+
+from dataclasses import dataclass, field
+
+from fastserve_scheduler.gateway_link import GatewayLink
+from fastserve_scheduler.hold import Hold
+from fastserve_scheduler.messages import (
+    Cancel,
+    Finished,
+    Hello,
+    Refusal,
+    Rejected,
+    Status,
+    StopReason,
+    Submit,
+)
+
+
+@dataclass(slots=True)
+class Desk:
+    """Every gateway hears the present Hello and Status when it connects, and each change of them."""
+
+    hello: Hello
+    hold: Hold
+    status: Status = field(default_factory=lambda: Status(False, "starting"))
+    draining: bool = False
+    _links: list[GatewayLink] = field(default_factory=list)
+
+    @property
+    def links(self) -> tuple[GatewayLink, ...]:
+        return tuple(self._links)
+
+    def opened(self, link: GatewayLink) -> None:
+        self._links.append(link)
+        link.send(self.hello)
+        link.send(self.status)
+
+    def closed(self, link: GatewayLink) -> None:
+        link.close()
+        if link in self._links:
+            self._links.remove(link)
+
+    def set_hello(self, hello: Hello) -> None:
+        if hello != self.hello:
+            self.hello = hello
+            for link in self._links:
+                link.send(hello)
+
+    def set_status(self, status: Status) -> bool:
+        """False when it is what everybody knows."""
+        if status == self.status:
+            return False
+        self.status = status
+        for link in self._links:
+            link.send(status)
+        return True
+
+    def close_all(self) -> None:
+        for link in self._links:
+            link.close()
+
+    def refuse_draining(self, link: GatewayLink, submit: Submit) -> None:
+        text = "the scheduler is going away"
+        link.send(Rejected(submit.request_id, Refusal.DRAINING, text, 1))
+
+    def cancel_held(self, cancel: Cancel, link: GatewayLink) -> bool:
+        """Whether the request was waiting here."""
+        if not self.hold.remove(cancel.request_id):
+            return False
+        link.send(Finished(cancel.request_id, StopReason.CANCELLED, 0, 0, 0))
+        return True

@@ -1,0 +1,350 @@
+"""The live driver of the core: one task owns all scheduling state; everybody else puts messages in its inbox.
+
+Nothing here waits between a message and what it causes: a plan is on its way to stage 0 before the next message is
+looked at.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fastserve_scheduler.core.scheduler import SchedulerCore
+from fastserve_scheduler.core.snapshot import Snapshot
+from fastserve_scheduler.desk import Desk
+from fastserve_scheduler.flights import Flights
+from fastserve_scheduler.gateway_link import GatewayLink
+from fastserve_scheduler.inbox import Inbox
+from fastserve_scheduler.inputs import (
+    AbortAll,
+    CheckProgress,
+    Drain,
+    FromGateway,
+    FromStage,
+    GraceOver,
+    HoldOver,
+    Input,
+    Joined,
+    LinkClosed,
+    LinkOpened,
+    Lost,
+    PipelineChanged,
+    ProfileFailed,
+    ProfileKnown,
+    WakeUp,
+)
+from fastserve_scheduler.journal import JournalWriter
+from fastserve_scheduler.messages import (
+    Cancel,
+    Fault,
+    Measured,
+    Ready,
+    Refusal,
+    Report,
+    StageMessage,
+    Status,
+    StopReason,
+    Submit,
+)
+from fastserve_scheduler.metrics import Metrics
+from fastserve_scheduler.pipeline import Pipeline
+from fastserve_scheduler.profiler import ProfileError, Profiler
+from fastserve_scheduler.runner import Runner
+from fastserve_scheduler.sessions import Sessions
+from fastserve_scheduler.settings import SchedulerSettings
+
+log = logging.getLogger(__name__)
+
+PROGRESS_CHECK_S = 0.5
+#: An iteration may take this many times what the profile predicts before a stage is taken for stalled.
+STALL_FACTOR = 20
+#: After a profile could not be had.
+PROFILE_RETRY_S = 5.0
+_NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the core was built for. Stages that come back must be the same."""
+
+    fingerprint: str
+    block_size: int
+    max_model_len: int
+
+    @classmethod
+    def of(cls, ready: Ready) -> "Identity":
+        return cls(ready.fingerprint, ready.block_size, ready.max_model_len)
+
+
+class Driver:
+    """`run` it; it ends when cancelled, or with the exception that makes going on impossible (SettingsError)."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        inbox: Inbox[Input],
+        pipeline: Pipeline,
+        profiler: Profiler,
+        desk: Desk,
+        metrics: Metrics,
+        on_status: Callable[[Status], None],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._settings, self._inbox, self._pipeline, self._profiler = settings, inbox, pipeline, profiler
+        self._desk, self._metrics, self._on_status, self._clock_ns = desk, metrics, on_status, clock_ns
+        self.sessions = Sessions()
+        self.runner: Runner | None = None
+        self.drained = asyncio.Event()
+        self._identity: Identity | None = None
+        self._exchanged = False
+        self._stages: tuple[Ready, ...] | None = None
+        self._profile_problem = "no profile yet"
+        self._profile_task: asyncio.Task[None] | None = None
+        self._wish = 0
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    async def run(self) -> None:
+        self._after(PROGRESS_CHECK_S, CheckProgress())
+        try:
+            while True:
+                self._take(await self._inbox.get())
+                if self._desk.draining and not len(self.sessions):
+                    self.drained.set()
+                await asyncio.sleep(0)  # the plan leaves before the next message is looked at
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        if self._profile_task is not None:
+            self._profile_task.cancel()
+        if self.runner is not None and self.runner.journal is not None:
+            self.runner.journal.close()
+
+    def _take(self, message: Input) -> None:
+        match message:
+            case FromStage(stage, said):
+                self._from_stage(stage, said)
+            case FromGateway(link, Submit() as submit):
+                self._submit(link, submit)
+            case FromGateway(link, Cancel() as cancel):
+                self._cancel(link, cancel)
+            case LinkOpened() | LinkClosed() | GraceOver() | FromGateway():
+                self._link(message)
+            case Joined() | Lost() | PipelineChanged() | ProfileKnown() | ProfileFailed():
+                self._cluster(message)
+                self._refresh_status()
+            case _:
+                self._timer(message)
+
+    # --- gateways
+
+    def _link(self, message: LinkOpened | LinkClosed | GraceOver | FromGateway) -> None:
+        match message:
+            case LinkOpened(link):
+                self._desk.opened(link)
+            case LinkClosed(link):
+                self._desk.closed(link)
+                if self.sessions.of_link(link):
+                    self._after(self._settings.reattach_grace, GraceOver(link))
+            case GraceOver(link):
+                for job_id in self.sessions.of_link(link):
+                    self._abort(job_id, StopReason.CANCELLED)
+            case FromGateway():
+                pass  # a message of a newer gateway, or a second hello
+
+    def _submit(self, link: GatewayLink, submit: Submit) -> None:
+        if self._desk.draining and submit.request_id not in self.sessions:
+            self._desk.refuse_draining(link, submit)
+        elif self.runner is None:
+            if not len(self._desk.hold):
+                self._after(self._settings.startup_hold, HoldOver())
+            self._desk.hold.add(link, submit)
+        else:
+            self.runner.submit(submit, link)
+
+    def _cancel(self, link: GatewayLink, cancel: Cancel) -> None:
+        if not self._desk.cancel_held(cancel, link) and self.runner is not None:
+            self.runner.cancel(cancel, link)
+
+    def _abort(self, job_id: int, verdict: StopReason) -> None:
+        if self.runner is not None:
+            self.runner.abort(job_id, verdict)
+
+    # --- stages
+
+    def _from_stage(self, stage: int, said: StageMessage) -> None:
+        match said:
+            case Measured():
+                self._profiler.on_measured(stage, said)
+            case Report() if self.runner is not None:
+                try:
+                    self.runner.report(said)
+                except ValueError as error:
+                    log.error("a report does not fit its plan: %s", error, extra={"stage": stage})
+                    self._pipeline.give_up_on(stage, f"its report does not fit: {error}")
+            case Fault() if self.runner is not None and said.epoch == self.runner.wire_epoch:
+                log.error("a stage could not carry out a plan: %s", said.message, extra={"stage": stage})
+                self._metrics.stage_lost(stage, "fault")
+                self.runner.broken(stage, said.seq or None)
+                self._refresh_status()
+            case _:
+                pass  # of an epoch that is over, or of a newer stage
+
+    def _cluster(self, message: Joined | Lost | PipelineChanged | ProfileKnown | ProfileFailed) -> None:
+        match message:
+            case Joined(epoch, stages) if epoch == self._pipeline.epoch and self._pipeline.joined:
+                self._joined(stages)
+            case Lost(stage, _):
+                self._lost(stage)
+            case ProfileKnown(profile) if self.runner is None and self._stages is not None:
+                self._profile_problem = ""
+                self._start(self._stages, SchedulerCore(self._settings.core_config(self._stages), profile))
+            case ProfileFailed(why):
+                self._profile_problem = f"no profile: {why}"
+            case _:
+                pass
+
+    def _joined(self, stages: tuple[Ready, ...]) -> None:
+        self._exchanged = self._identity not in (None, Identity.of(stages[0]))
+        if self._exchanged:
+            return  # the status says so
+        self._stages = stages
+        self.sessions.vocab_size = stages[0].vocab_size
+        if self.runner is None:
+            self._settings.core_config(stages)  # what cannot be served is said before anything is measured
+            self._cancel_profile()
+            self._profile_problem = "measuring iteration times"
+            self._profile_task = asyncio.create_task(self._obtain_profile(stages, self._pipeline.epoch))
+        else:
+            self._resume(self.runner, stages)
+
+    def _resume(self, runner: Runner, stages: tuple[Ready, ...]) -> None:
+        runner.joined(self._pipeline.epoch, stages)
+        pool_tokens = min(ready.num_blocks for ready in stages) * stages[0].block_size
+        limit = runner.core.config.max_model_len
+        self._desk.set_hello(replace(self._desk.hello, max_model_len=limit, max_request_tokens=min(limit, pool_tokens)))
+
+    def _lost(self, stage: int) -> None:
+        self._metrics.stage_lost(stage, "stream")
+        self._stages = None
+        self._cancel_profile()
+        if self.runner is not None:
+            self.runner.wire_epoch = None  # the pipeline has begun its next round already
+            self.runner.broken(stage, None)
+
+    # --- the profile
+
+    def _cancel_profile(self) -> None:
+        if self._profile_task is not None:
+            self._profile_task.cancel()
+            self._profile_task = None
+
+    async def _obtain_profile(self, stages: Sequence[Ready], epoch: int) -> None:
+        while True:
+            try:
+                self._inbox.put_now(ProfileKnown(await self._profiler.obtain(stages, epoch)))
+                return
+            except ProfileError as error:
+                log.error("no profile: %s", error)
+                self._inbox.put_now(ProfileFailed(str(error)))
+                await asyncio.sleep(PROFILE_RETRY_S)
+
+    def _start(self, stages: tuple[Ready, ...], core: SchedulerCore) -> None:
+        """From here on requests are scheduled."""
+        settings = self._settings
+        journal = None
+        if settings.journal is not None:
+            journal = JournalWriter(settings.journal, core.config, core.predictor.profile)
+        self._identity = Identity.of(stages[0])
+        self.runner = Runner(
+            core=core,
+            sessions=self.sessions,
+            flights=Flights(settings.num_stages, settings.max_faults),
+            stages=self._pipeline,
+            clock_ns=self._clock_ns,
+            wake_at=self._wake_at,
+            metrics=self._metrics,
+            journal=journal,
+            check=settings.check,
+        )
+        self._resume(self.runner, stages)
+        for link, submit in self._desk.hold.release():
+            self._submit(link, submit)
+
+    # --- time
+
+    def _after(self, delay_s: float, message: Input) -> None:
+        def put() -> None:
+            self._timers.discard(timer)
+            self._inbox.put_now(message)
+
+        timer = asyncio.get_running_loop().call_later(delay_s, put)
+        self._timers.add(timer)
+
+    def _wake_at(self, at_ns: int) -> None:
+        self._wish += 1
+        # A loop's timer counts in milliseconds: one more, and it is never early.
+        delay_s = max(0, at_ns - self._clock_ns()) / _NS_PER_S + 0.001
+        self._after(delay_s, WakeUp(self._wish))
+
+    def _timer(self, message: Input) -> None:
+        match message:
+            case WakeUp(number) if number == self._wish and self.runner is not None:
+                self.runner.woke()
+            case CheckProgress():
+                self._check_progress()
+                self._after(PROGRESS_CHECK_S, CheckProgress())
+            case HoldOver():
+                self._desk.hold.refuse_all(Refusal.NOT_READY, f"the pipeline is not ready: {self._desk.status.detail}")
+            case Drain():
+                self._desk.draining = True
+                self._desk.hold.refuse_all(Refusal.DRAINING, "the scheduler is going away")
+                self._refresh_status()
+            case AbortAll():
+                for job_id in self.sessions.job_ids:
+                    self._abort(job_id, StopReason.CANCELLED)
+            case _:
+                pass  # a wish that was replaced
+
+    def _check_progress(self) -> None:
+        runner = self.runner
+        if runner is None or runner.wire_epoch is None:
+            return
+        if runner.journal is not None:
+            runner.journal.flush()
+        oldest = runner.flights.oldest()
+        if oldest is None:
+            return
+        profile = runner.core.predictor.profile
+        predicted_ns = profile.prefill_ns(sum(item.num_tokens for item in oldest.items))
+        limit_ns = max(int(self._settings.stall_timeout * _NS_PER_S), STALL_FACTOR * predicted_ns)
+        if self._clock_ns() - runner.progress_ns > limit_ns:
+            stage = runner.flights.silent_stage()
+            log.error("no answer to a plan for %.1f s", limit_ns / _NS_PER_S, extra={"stage": stage})
+            self._pipeline.give_up_on(stage, f"no answer to a plan for {limit_ns / _NS_PER_S:.1f} s")
+
+    # --- what others may know
+
+    def snapshot(self) -> Snapshot | None:
+        """None before the first pipeline is ready. Loop's thread only."""
+        return None if self.runner is None else self.runner.core.snapshot()
+
+    def _refresh_status(self) -> None:
+        status = self._status()
+        if self._desk.set_status(status):
+            log.info("ready" if status.ready else f"not ready: {status.detail}")
+            self._on_status(status)
+
+    def _status(self) -> Status:
+        if self._desk.draining:
+            return Status(False, "the scheduler is going away")
+        if self._pipeline.detail:
+            return Status(False, self._pipeline.detail)
+        if self.runner is None:
+            return Status(False, self._profile_problem)
+        if self._exchanged:
+            return Status(False, "the stages now serve another model or shape; restart the scheduler to serve it")
+        return Status(self.runner.wire_epoch is not None, "" if self.runner.wire_epoch else "joining the stages")

@@ -1,0 +1,159 @@
+"""Prometheus metrics: names with vLLM's suffixes where vLLM has them.
+
+Gauges and the core's own totals are taken from a snapshot at each scrape, so they are right also when nothing runs.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from fastserve_scheduler.core.commands import PlanItem
+from fastserve_scheduler.core.snapshot import Snapshot
+from fastserve_scheduler.messages import Finished, Refusal
+
+log = logging.getLogger(__name__)
+
+SCRAPE_TIMEOUT_S = 2.0
+_NS_PER_S = 1e9
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_POWERS_OF_TWO = tuple(float(1 << i) for i in range(15))
+
+Family = GaugeMetricFamily | CounterMetricFamily
+
+
+class Metrics:
+    """What is counted as it happens."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._iteration_seconds = Histogram(
+            "fastserve:iteration_seconds",
+            "Compute time of one iteration, all stages",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._batch_size = Histogram(
+            "fastserve:iteration_batch_size",
+            "Requests of one iteration",
+            buckets=_POWERS_OF_TWO,
+            registry=self.registry,
+        )
+        self._iteration_tokens = Histogram(
+            "fastserve:iteration_tokens_total",
+            "Tokens of one iteration",
+            buckets=_POWERS_OF_TWO,
+            registry=self.registry,
+        )
+        self._finished = Counter(
+            "fastserve:request_success", "Requests ended, by how", ["finished_reason"], registry=self.registry
+        )
+        self._rejected = Counter(
+            "fastserve:admission_rejections", "Requests refused, by why", ["reason"], registry=self.registry
+        )
+        self._stages_lost = Counter(
+            "fastserve:stages_lost", "Times a stage was lost", ["stage", "cause"], registry=self.registry
+        )
+
+    def iteration(self, compute_ns: int, items: Sequence[PlanItem]) -> None:
+        self._iteration_seconds.observe(compute_ns / _NS_PER_S)
+        self._batch_size.observe(len(items))
+        self._iteration_tokens.observe(sum(item.num_tokens for item in items))
+
+    def finished(self, finished: Finished) -> None:
+        self._finished.labels(finished.reason.value).inc()
+
+    def rejected(self, refusal: Refusal) -> None:
+        self._rejected.labels(refusal.value).inc()
+
+    def stage_lost(self, stage: int, cause: str) -> None:
+        self._stages_lost.labels(str(stage), cause).inc()
+
+
+class SnapshotCollector(Collector):
+    """Asks the loop for a snapshot: the scrape runs on a thread of its own, the core belongs to the loop's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[], Snapshot | None]) -> None:
+        self._loop, self._take = loop, take
+
+    def describe(self) -> list[Family]:
+        """Registering must not scrape."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        async def take() -> Snapshot | None:
+            return self._take()
+
+        snapshot = asyncio.run_coroutine_threadsafe(take(), self._loop).result(SCRAPE_TIMEOUT_S)
+        if snapshot is not None:
+            yield from _gauges(snapshot)
+            yield from _levels(snapshot)
+            yield from _totals(snapshot)
+
+
+def _gauges(snapshot: Snapshot) -> Iterator[Family]:
+    used = snapshot.blocks_total - snapshot.blocks_free
+    gauges: tuple[tuple[str, str, float], ...] = (
+        ("num_requests_running", "Requests in an iteration now", snapshot.running),
+        ("num_requests_waiting", "Accepted requests not in an iteration now", snapshot.waiting),
+        ("num_queued_tokens", "Prompt tokens of waiting requests", snapshot.waiting_prompt_tokens),
+        ("num_requests_resident", "Requests with KV on the device", snapshot.resident),
+        ("batches_in_flight", "Iterations on their way through the stages", snapshot.batches_in_flight),
+        ("kv_blocks_used", "KV blocks owned by requests", used),
+        ("kv_blocks_total", "KV blocks of the pool", snapshot.blocks_total),
+        ("kv_cache_usage_perc", "Used share of the KV pool, 0 to 1", used / max(1, snapshot.blocks_total)),
+        ("longest_wait_seconds", "Since the request that waits longest last ran", snapshot.longest_wait_ns / _NS_PER_S),
+        ("prefill_correction", "Observed over predicted time of first iterations", snapshot.prefill_correction),
+        ("ready", "1 when requests are served", snapshot.ready),
+    )
+    for name, text, value in gauges:
+        yield GaugeMetricFamily(f"fastserve:{name}", text, value=value)
+
+
+def _levels(snapshot: Snapshot) -> Iterator[Family]:
+    waiting = GaugeMetricFamily("fastserve:queue_waiting", "Waiting requests of a queue", labels=["level"])
+    running = GaugeMetricFamily("fastserve:queue_running", "Running requests of a queue", labels=["level"])
+    for level, count in enumerate(snapshot.levels):
+        waiting.add_metric([str(level)], count.waiting)
+        running.add_metric([str(level)], count.running)
+    demotions = CounterMetricFamily("fastserve:demotions", "Demotions out of a queue", labels=["level"])
+    for level, total in enumerate(snapshot.demotions):
+        demotions.add_metric([str(level)], total)
+    yield from (waiting, running, demotions)
+
+
+def _totals(snapshot: Snapshot) -> Iterator[Family]:
+    preemptions = CounterMetricFamily("fastserve:num_preemptions", "Running requests stopped, by why", labels=["cause"])
+    preemptions.add_metric(["slots"], snapshot.preemptions_slots)
+    preemptions.add_metric(["tokens"], snapshot.preemptions_tokens)
+    preemptions.add_metric(["blocks"], snapshot.preemptions_blocks)
+    yield preemptions
+    totals = (
+        ("iterations", "Iterations begun", snapshot.iterations),
+        ("requests_accepted", "Requests accepted", snapshot.accepted),
+        ("requests_finished", "Requests ended, in whatever way", snapshot.finished),
+        ("promotions", "Starving requests promoted", snapshot.promotions),
+        ("tickets", "Starving requests given one token", snapshot.tickets),
+        ("generation_tokens", "Tokens generated", snapshot.generated_tokens),
+        ("recomputed_tokens", "Tokens computed a second time", snapshot.recomputed_tokens),
+    )
+    for name, text, value in totals:
+        yield CounterMetricFamily(f"fastserve:{name}", text, value=value)
+
+
+def serve_metrics(
+    metrics: Metrics, take: Callable[[], Snapshot | None], host: str, port: int
+) -> tuple[int, Callable[[], None]]:
+    """Start the HTTP endpoint on a thread of its own. Returns its port and what stops it. Raises OSError."""
+    metrics.registry.register(SnapshotCollector(asyncio.get_running_loop(), take))
+    server, thread = start_http_server(port, addr=host, registry=metrics.registry)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return server.server_port, stop

@@ -1,0 +1,163 @@
+"""The scheduler's settings, and the core's configuration made from them."""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from fastserve_common.settings import Settings, SettingsError
+from fastserve_scheduler.core.config import PRESETS, CoreConfig, DemoteWhen, MlfqConfig, Promotion
+from fastserve_scheduler.core.kv import KV_POLICIES
+from fastserve_scheduler.core.policies import POLICIES
+from fastserve_scheduler.messages import Ready
+
+_NS_PER_MS = 1_000_000
+_ANY_HOST = ("0.0.0.0", "[::]", "")
+
+
+class SchedulerSettings(Settings):
+    """Decides which request's token is computed next, and on which blocks. One is active; others stand by."""
+
+    state: str = Field(description="state store: sqlite:///path or redis://host:port")
+    listen: str = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0 picks one")
+    advertise: str = Field("", description="host that gateways reach this process at; empty: the one it listens on")
+    num_stages: int = Field(1, ge=1, description="pipeline stages")
+
+    policy: str = Field("skip-join-mlfq", description=f"order of jobs: {', '.join(POLICIES)}")
+    preset: Literal["default", "paper"] = Field("default", description="values of the next six that are not given")
+    alpha_ms: float | None = Field(None, gt=0, description="a job that has not run for so long is starving")
+    promotion: Promotion | None = Field(None, description="what a starving job gets: reset or return")
+    quantum_ratio: int | None = Field(None, ge=2, description="quantum of a queue over that of the one above")
+    num_queues: int | None = Field(None, ge=0, description="queues; 0: as many as the longest prompt needs")
+    eta: int | None = Field(None, ge=1, description="queues a job drops when its quantum is used up")
+    demote_when: DemoteWhen | None = Field(None, description="used-reaches, used-exceeds or next-would-exceed")
+    service_class: tuple[str, ...] = Field((), description="NAME=MS: a service class and its alpha; repeatable")
+
+    max_num_seqs: int = Field(16, ge=1, description="requests of one iteration")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="tokens of one iteration")
+    prefill_chunk_tokens: int = Field(0, ge=0, description="prompt tokens beside a full batch of decodes; 0: whole")
+    max_model_len: int = Field(0, ge=0, description="longest prompt with its answer; 0: what the stages serve")
+    max_num_queued_reqs: int = Field(4096, ge=1, description="requests that may wait")
+    max_num_queued_tokens: int = Field(4 << 20, ge=1, description="prompt tokens that may wait")
+    kv_policy: str = Field("recompute", description=f"when KV memory runs out: {', '.join(KV_POLICIES)}")
+
+    profile_dir: Path = Field(Path("~/.cache/fastserve/profiles"), description="where measured profiles are kept")
+    profile_only: bool = Field(False, description="measure a full profile, print where it is, end")
+    journal: Path | None = Field(None, description="write every event here, for replay")
+    check: bool = Field(False, description="prove the core's invariants after every event")
+    metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus metrics over HTTP; 0: off")
+    metrics_host: str = Field("127.0.0.1", description="address of the metrics")
+
+    reattach_grace: float = Field(10.0, ge=0, description="seconds that a broken gateway's requests wait for it")
+    startup_hold: float = Field(30.0, ge=0, description="seconds that requests wait for the first pipeline")
+    drain_timeout: float = Field(30.0, ge=0, description="seconds that requests get to finish on SIGTERM")
+    stall_timeout: float = Field(30.0, gt=0, description="seconds without an answer until a stage is given up")
+    max_faults: int = Field(3, ge=1, description="stages a request may break by itself before it is failed")
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, value: str) -> str:
+        return _one_of(value, tuple(POLICIES))
+
+    @field_validator("kv_policy")
+    @classmethod
+    def _known_kv_policy(cls, value: str) -> str:
+        return _one_of(value, tuple(KV_POLICIES))
+
+    @field_validator("profile_dir", "journal")
+    @classmethod
+    def _home(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser()
+
+    @field_validator("listen")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        _, colon, port = value.rpartition(":")
+        if not colon or not port.isdecimal():
+            raise ValueError("expected HOST:PORT")
+        return value
+
+    @field_validator("service_class")
+    @classmethod
+    def _classes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = [_service_class(item)[0] for item in value]
+        if len(set(names)) < len(names):
+            raise ValueError("a name is given twice")
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.prefill_chunk_tokens > self.max_num_batched_tokens:
+            raise ValueError("--prefill-chunk-tokens must not exceed --max-num-batched-tokens")
+        if self.max_num_queued_tokens < self.max_model_len:
+            raise ValueError("--max-num-queued-tokens must hold one prompt of --max-model-len")
+        return self
+
+    def mlfq_config(self) -> MlfqConfig:
+        given = {
+            "alpha_ns": None if self.alpha_ms is None else max(1, int(self.alpha_ms * _NS_PER_MS)),
+            "promotion": self.promotion,
+            "ratio": self.quantum_ratio,
+            "num_levels": self.num_queues,
+            "eta": self.eta,
+            "demote_when": self.demote_when,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        return replace(PRESETS[self.preset], **changes)  # type: ignore[arg-type]  # fields of MlfqConfig by name
+
+    def core_config(self, stages: Sequence[Ready]) -> CoreConfig:
+        """For these stages. Raises SettingsError when they cannot serve what was asked for."""
+        served = stages[0].max_model_len
+        if self.max_model_len > served:
+            raise SettingsError(f"--max-model-len: the stages serve at most {served} tokens (got {self.max_model_len})")
+        max_model_len = self.max_model_len or served
+        if self.max_num_queued_tokens < max_model_len:
+            raise SettingsError(
+                f"--max-num-queued-tokens: must hold one prompt of {max_model_len} tokens"
+                f" (got {self.max_num_queued_tokens})"
+            )
+        try:
+            return CoreConfig(
+                num_stages=self.num_stages,
+                block_size=stages[0].block_size,
+                max_batch_size=self.max_num_seqs,
+                max_batch_tokens=self.max_num_batched_tokens,
+                max_model_len=max_model_len,
+                prefill_chunk_tokens=self.prefill_chunk_tokens,
+                max_waiting_jobs=self.max_num_queued_reqs,
+                max_waiting_tokens=self.max_num_queued_tokens,
+                policy=self.policy,
+                mlfq=self.mlfq_config(),
+                service_classes=tuple(_service_class(item) for item in self.service_class),
+                kv_policy=self.kv_policy,
+            )
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
+
+    def address(self, port: int) -> str:
+        """Where others reach a server of ours that listens on `port`."""
+        host = self.advertise or self.listen.rpartition(":")[0]
+        if host in _ANY_HOST:
+            host = socket.gethostbyname(socket.gethostname())
+        return f"{host}:{port}"
+
+
+def _one_of(value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"must be one of {', '.join(choices)}")
+    return value
+
+
+def _service_class(text: str) -> tuple[str, int]:
+    """(name, alpha in ns)."""
+    name, equals, alpha_ms = text.partition("=")
+    try:
+        alpha_ns = int(float(alpha_ms) * _NS_PER_MS)
+    except ValueError:
+        alpha_ns = 0
+    if not name or not equals or alpha_ns < 1:
+        raise ValueError("expected NAME=MS with a positive number of milliseconds")
+    return name, alpha_ns
