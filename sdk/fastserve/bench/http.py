@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -50,8 +50,7 @@ class _Connection(asyncio.Protocol):
         self._framed = False  # a length or chunks tell where the body ends; else closing does
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
 
     def send(self, payload: bytes, sink: Sink | None) -> asyncio.Future[Response]:
         assert self._transport is not None
