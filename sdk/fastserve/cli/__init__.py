@@ -1,0 +1,5 @@
+"""The `fastserve` command."""
+
+from fastserve.cli.main import main
+
+__all__ = ["main"]

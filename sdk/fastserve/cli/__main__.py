@@ -1,0 +1,5 @@
+import sys
+
+from fastserve.cli.main import main
+
+sys.exit(main())

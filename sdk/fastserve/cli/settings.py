@@ -1,0 +1,125 @@
+"""What `fastserve serve` and `fastserve profile` can be told.
+
+A setting that is None is left to the service it belongs to. Names of policies are repeated here so that a wrong one
+is refused before anything starts; a test compares them with the services' own tables.
+"""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from fastserve_common.logs import LogLevel
+from fastserve_common.settings import Settings
+from fastserve_common.units import GIB, SizeBytes, format_bytes
+
+DEMO_MODEL = "smollm2-135m-instruct"
+
+#: More stages than this on one machine is a typing mistake.
+MAX_STAGES = 64
+
+Policy = Literal["skip-join-mlfq", "fcfs", "batch-fcfs", "round-robin", "fixed-priority", "naive-mlfq", "srpt"]
+KvPolicy = Literal["recompute", "defer"]
+Preset = Literal["default", "paper"]
+Promotion = Literal["reset", "return"]
+Device = Literal["cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Linear = Literal["auto", "torch", "packed", "fp16"]
+
+_MIN_KV_BYTES = 1024 * 1024
+
+
+class EngineSettings(Settings):
+    """What is needed to run the stages of a model."""
+
+    log_level: LogLevel = Field("warning", description="which lines of the services to show; their files have all")
+
+    model: str = Field(DEMO_MODEL, description="folder, GGUF file or name of the model")
+    stages: int = Field(2, ge=1, le=MAX_STAGES, description="pipeline stages, one process each")
+    device: Device = Field("cpu", description="cpu or cuda")
+    dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16; auto: float32 on cpu")
+    linear: Linear = Field("auto", description="kind of linear layers: auto, torch, packed or fp16")
+    threads: int | None = Field(None, ge=1, description="threads per stage (default: the cores divided among them)")
+    kv_memory: SizeBytes = Field(GIB, description="memory for KV on the device, all stages together")
+    block_size: int = Field(16, ge=1, le=1024, description="tokens in a block of KV")
+    max_model_len: int | None = Field(None, ge=1, description="longest prompt with its answer (default: the model's)")
+    max_num_seqs: int = Field(16, ge=1, description="requests computed together in one iteration")
+    profile_dir: Path | None = Field(None, description="where measured profiles are kept")
+    run_dir: Path | None = Field(None, description="folder for state and logs (default: a temporary one)")
+    fake: bool = Field(False, description="stages without a model that answer known tokens, to try the system out")
+
+    @field_validator("kv_memory")
+    @classmethod
+    def _some_kv(cls, value: int) -> int:
+        return _at_least(value, _MIN_KV_BYTES)
+
+    @model_validator(mode="after")
+    def _engine_combinations(self) -> Self:
+        if self.device == "cpu" and self.dtype == "float16":
+            raise ValueError("--dtype: float16 is computed on cuda only; use float32 on cpu")
+        if self.device == "cuda" and self.linear in ("packed", "fp16"):
+            raise ValueError(f"--linear: {self.linear} is for cpu only; use torch on cuda")
+        return self
+
+
+class ProfileSettings(EngineSettings):
+    """Measure how long prefills and decodes of this model take on this machine, and keep the result for `serve`."""
+
+
+class ServeSettings(EngineSettings):
+    """Serve a model on this machine: OpenAI-compatible HTTP and gRPC, with preemptive scheduling behind them."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 picks one")
+    grpc_port: int | None = Field(None, ge=-1, le=65535, description="gRPC port; -1: off (default: HTTP port + 1)")
+    api_key: tuple[str, ...] = Field((), description="accept only callers with one of these keys; repeatable")
+    served_model_name: tuple[str, ...] = Field((), description="name in the API (default: the model); repeatable")
+
+    max_num_batched_tokens: int | None = Field(None, ge=1, description="tokens computed together in one iteration")
+    prefill_chunk_tokens: int | None = Field(None, ge=0, description="cut prompts into pieces of so many; 0: whole")
+    host_kv_memory: SizeBytes = Field(GIB, description="host memory for KV of preempted requests; 0: none")
+
+    policy: Policy = Field("skip-join-mlfq", description="order of requests: skip-join-mlfq, fcfs and others")
+    preset: Preset | None = Field(None, description="values of the scheduling parameters: default or paper")
+    alpha_ms: float | None = Field(None, gt=0, description="a request that has not run for so long is starving")
+    promotion: Promotion | None = Field(None, description="what a starving request gets: reset or return")
+    kv_policy: KvPolicy | None = Field(None, description="what happens when KV memory runs out")
+    max_num_queued_reqs: int | None = Field(None, ge=1, description="requests that may wait; more are refused")
+    max_num_queued_tokens: int | None = Field(None, ge=1, description="prompt tokens that may wait")
+
+    drain_timeout: float = Field(30.0, ge=0, description="seconds that requests get to finish at the end")
+    metrics_port: int = Field(0, ge=0, le=65534, description="scheduler's metrics here, kvstore's one above; 0: off")
+
+    @field_validator("host_kv_memory")
+    @classmethod
+    def _none_or_some(cls, value: int) -> int:
+        return value if value == 0 else _at_least(value, _MIN_KV_BYTES)
+
+    @model_validator(mode="after")
+    def _serve_combinations(self) -> Self:
+        # Not a field validator: its error would repeat the keys, and errors end up in logs.
+        if any(
+            not key or "," in key or not key.isascii() or not key.isprintable() or " " in key for key in self.api_key
+        ):
+            raise ValueError("--api-key: a key must be visible ASCII without spaces and commas")
+        if self.grpc_port is not None and self.grpc_port == self.port and self.port > 0:
+            raise ValueError(f"--grpc-port: must differ from --port (got {self.port} for both)")
+        batched = self.max_num_batched_tokens
+        if batched is not None and batched < self.max_num_seqs:
+            raise ValueError(f"--max-num-batched-tokens: must be at least --max-num-seqs, {self.max_num_seqs}")
+        if batched is not None and self.prefill_chunk_tokens and self.prefill_chunk_tokens > batched:
+            raise ValueError(f"--prefill-chunk-tokens: must not exceed --max-num-batched-tokens, {batched}")
+        return self
+
+    @property
+    def bound_grpc_port(self) -> int:
+        """0: picked by the system, -1: none."""
+        if self.grpc_port is not None:
+            return self.grpc_port
+        return self.port + 1 if self.port else 0
+
+
+def _at_least(value: int, minimum: int) -> int:
+    if value < minimum:
+        raise ValueError(f"must be at least {format_bytes(minimum)}")
+    return value

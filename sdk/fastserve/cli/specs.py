@@ -1,0 +1,166 @@
+"""Which processes make up a running system and how each is started. Pure: settings in, command lines out."""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastserve.cli.settings import EngineSettings, ServeSettings
+from fastserve_common.lifecycle import SUPERVISOR_PID_ENV
+from fastserve_common.settings import ENV_PREFIX
+
+NODE = "local"
+
+#: What every service needs of its environment. Threads that wait must not spin, and large messages must come from
+#: the heap: mapping and unmapping them costs three times as much as sending them.
+SERVICE_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "2147483647",
+    "MALLOC_TOP_PAD_": "67108864",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A prepared model: the folder to load, and what it was asked for by."""
+
+    model_dir: Path
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One process. It is ready when it is `member` (empty: any) of `role` in the cluster state."""
+
+    name: str
+    role: str
+    member: str
+    argv: tuple[str, ...]
+    #: How long its orderly end may take.
+    stop_s: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+    #: Where its standard output goes; None: to its log, with the rest.
+    stdout_path: Path | None = None
+
+
+#: Time for the orderly end of a service that has nothing to drain, and on top of the drain of one that has.
+STOP_MARGIN_S = 10.0
+
+
+def module_argv(module: str, *flags: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "fastserve_common.supervised", module, *flags)
+
+
+def child_environment(spec_environment: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
+    """What a child starts with: the inherited environment wins over our defaults, but settings of this command stay
+    here: `FASTSERVE_PORT` means the port of `fastserve serve`, and the services get theirs as flags."""
+    ours = {f"{ENV_PREFIX}{name.upper()}" for name in (*ServeSettings.model_fields, "config", "listen", "state")}
+    kept = {key: value for key, value in inherited.items() if key not in ours}
+    return {**SERVICE_ENVIRONMENT, **kept, **spec_environment, SUPERVISOR_PID_ENV: str(os.getpid())}
+
+
+def kvstore(settings: ServeSettings, state_url: str) -> ChildSpec | None:
+    """None when no host memory is given: preempted requests are computed again then."""
+    if settings.host_kv_memory == 0:
+        return None
+    flags = [f"--node={NODE}", f"--host-kv-memory={settings.host_kv_memory}", f"--lock-memory={_lock_memory(settings)}"]
+    if settings.metrics_port:
+        flags.append(f"--metrics-listen=127.0.0.1:{settings.metrics_port + 1}")
+    argv = module_argv("fastserve_kvstore", *_common(settings, state_url), *flags)
+    return ChildSpec("kvstore", "kvstore", NODE, argv, STOP_MARGIN_S)
+
+
+def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[ChildSpec, ...]:
+    shared = [
+        *_common(settings, state_url),
+        f"--model-dir={model.model_dir}",
+        f"--num-stages={settings.stages}",
+        *_given(settings, "device", "dtype", "linear", "threads", "kv_memory", "block_size", "max_model_len"),
+        *(["--fake"] if settings.fake else []),
+    ]
+    return tuple(
+        ChildSpec(
+            f"stage-{stage}",
+            "stage",
+            f"stage-{stage}",
+            module_argv("fastserve_worker", *shared, f"--stage={stage}"),
+            STOP_MARGIN_S,
+        )
+        for stage in range(settings.stages)
+    )
+
+
+_SCHEDULER_FLAGS = (
+    "policy",
+    "preset",
+    "alpha_ms",
+    "promotion",
+    "kv_policy",
+    "max_num_batched_tokens",
+    "prefill_chunk_tokens",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+    "drain_timeout",
+)
+
+
+def scheduler(settings: ServeSettings, state_url: str) -> ChildSpec:
+    flags = [*_scheduler_base(settings, state_url), *_given(settings, *_SCHEDULER_FLAGS)]
+    if settings.metrics_port:
+        flags.append(f"--metrics-port={settings.metrics_port}")
+    argv = module_argv("fastserve_scheduler", *flags)
+    return ChildSpec("scheduler", "scheduler", "leader", argv, settings.drain_timeout + STOP_MARGIN_S)
+
+
+def profile_argv(settings: EngineSettings, state_url: str) -> tuple[str, ...]:
+    return module_argv("fastserve_scheduler", *_scheduler_base(settings, state_url), "--profile-only")
+
+
+def gateway(settings: ServeSettings, state_url: str, model: Model, *, port: int, grpc_port: int) -> ChildSpec:
+    """`port` and `grpc_port` are given apart: a gateway that is started again listens where it did before."""
+    flags = [
+        *_common(settings, state_url, listens=False),
+        f"--model-dir={model.model_dir}",
+        f"--model-root={model.root}",
+        *(f"--served-model-name={name}" for name in settings.served_model_name),
+        f"--host={settings.host}",
+        f"--port={port}",
+        f"--grpc-port={grpc_port}",
+        *_given(settings, "max_model_len", "drain_timeout"),
+    ]
+    # Not on the command line, where every user of the machine could read them.
+    secrets = {f"{ENV_PREFIX}API_KEY": ",".join(settings.api_key)} if settings.api_key else {}
+    argv = module_argv("fastserve_gateway", *flags)
+    return ChildSpec("gateway", "gateway", "", argv, settings.drain_timeout + STOP_MARGIN_S, secrets)
+
+
+def _scheduler_base(settings: EngineSettings, state_url: str) -> list[str]:
+    return [
+        *_common(settings, state_url),
+        f"--num-stages={settings.stages}",
+        *_given(settings, "max_num_seqs", "max_model_len", "profile_dir"),
+    ]
+
+
+def _common(settings: EngineSettings, state_url: str, *, listens: bool = True) -> Iterable[str]:
+    yield f"--state={state_url}"
+    yield f"--log-level={'debug' if settings.log_level == 'debug' else 'info'}"
+    yield f"--log-format={settings.log_format}"
+    if listens:
+        yield "--listen=127.0.0.1:0"
+
+
+def _given(settings: EngineSettings, *names: str) -> Iterable[str]:
+    """Flags of the same name in the service; None is left to the service's own default."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None:
+            yield f"--{name.replace('_', '-')}={value}"
+
+
+def _lock_memory(settings: ServeSettings) -> str:
+    """Devices copy faster from locked pages; on a CPU they buy nothing."""
+    return "prefer" if settings.device == "cuda" else "off"
