@@ -39,6 +39,8 @@ class _Slot:
     ready: Ready | None = None
     backoff_s: float = FIRST_BACKOFF_S
     retry_at_s: float = 0.0
+    #: The present stream has answered once.
+    heard: bool = False
     why_down: str = ""
 
 
@@ -110,7 +112,7 @@ class Pipeline:
         return self._detail
 
     def views(self) -> tuple[StageView, ...]:
-        return tuple(StageView(i, s.ready is not None, s.address) for i, s in enumerate(self._slots))
+        return tuple(StageView(i, s.heard, s.address) for i, s in enumerate(self._slots))
 
     # --- finding and connecting
 
@@ -197,7 +199,7 @@ class Pipeline:
         slot = self._slots[link.stage]
         if slot.link is not link or ready.epoch != self.epoch:
             return
-        slot.ready = ready
+        slot.ready, slot.heard = ready, True
         slot.backoff_s, slot.why_down = FIRST_BACKOFF_S, ""
         if not self.joined and self._disagreement() == "" and self._missing() == "":
             self.joined = True
@@ -210,21 +212,22 @@ class Pipeline:
         if slot.link is not link:
             return
         log.warning("lost a stage: %s", why, extra={"stage": link.stage, "address": link.address})
-        slot.link, slot.ready, slot.why_down = None, None, why
+        slot.link, slot.ready, slot.heard, slot.why_down = None, None, False, why
         self.inbox.put_now(Lost(link.stage, why))
         self.begin_round()
 
     # --- is it one pipeline?
 
     def _missing(self) -> str:
+        """What the round waits for: first a stage that is not there, then one that has not answered."""
+        for stage, slot in enumerate(self._slots):
+            if slot.link is None or slot.why_down:
+                name = f"waiting for stage {stage} of {self.num_stages}"
+                why = f": {slot.why_down}" if slot.why_down else ""
+                return f"{name} at {slot.address}{why}" if slot.address else f"{name}: no such member"
         for stage, slot in enumerate(self._slots):
             if slot.ready is None:
-                name = f"stage {stage} of {self.num_stages}"
-                if not slot.address:
-                    return f"waiting for {name}: no such member"
-                if slot.why_down:
-                    return f"waiting for {name} at {slot.address}: {slot.why_down}"
-                return f"waiting for {name} at {slot.address} to answer"
+                return f"waiting for stage {stage} of {self.num_stages} at {slot.address} to answer"
         return ""
 
     def _disagreement(self) -> str:
