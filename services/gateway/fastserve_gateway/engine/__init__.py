@@ -1,0 +1,1 @@
+"""The way of a request through the gateway: admission, the link to the scheduler, one session per request."""

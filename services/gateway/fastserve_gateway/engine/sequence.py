@@ -1,0 +1,66 @@
+"""One answer as the scheduler knows it: what was asked for, and which ids have arrived."""
+
+import time
+from array import array
+from collections.abc import Callable
+
+from fastserve_common.errors import FastServeError
+from fastserve_gateway.engine.events import AnswerEvent, Ended, Failed, Ids, StopKind, Submission, TokensArrived
+
+
+class Sequence:
+    """Owned by a session, known to the link while it is live. Ids arrive in order, without gaps, exactly once."""
+
+    def __init__(self, submission: Submission, sink: Callable[[AnswerEvent], None]) -> None:
+        self.submission = submission
+        self.received: Ids = array("I")
+        #: Accepted by some scheduler: a refusal when it is submitted again is waited out, not shown.
+        self.accepted = False
+        self._sink = sink
+        self._refused_since_s: float | None = None
+
+    @property
+    def wire_id(self) -> str:
+        return self.submission.wire_id
+
+    def tokens(self, offset: int, event: TokensArrived) -> bool:
+        """False when `offset` is not the next position: then the sequence has failed."""
+        if offset != len(self.received) or offset + len(event.ids) > self.submission.max_tokens:
+            self._sink(
+                Failed(
+                    FastServeError(
+                        f"the scheduler sent {len(event.ids)} tokens at position {offset}; "
+                        f"{len(self.received)} of at most {self.submission.max_tokens} had arrived"
+                    ),
+                    "error",
+                )
+            )
+            return False
+        self.accepted = True
+        self._refused_since_s = None
+        self.received.extend(event.ids)
+        self._sink(event)
+        return True
+
+    def refused_for_s(self) -> float:
+        """Since the first refusal in a row, this one included."""
+        if self._refused_since_s is None:
+            self._refused_since_s = time.monotonic()
+        return time.monotonic() - self._refused_since_s
+
+    def ended(self, event: Ended) -> None:
+        self._sink(event)
+
+    def failed(self, event: Failed) -> None:
+        self._sink(event)
+
+    def complete(self) -> Ended | None:
+        """How it ended, when everything has arrived but the word that it ended was lost with a connection."""
+        if not self.received:
+            return None
+        last = self.received[-1]
+        if len(self.received) > self.submission.min_tokens and last in self.submission.stop_token_ids:
+            return Ended(StopKind.STOP_TOKEN, last)
+        if len(self.received) >= self.submission.max_tokens:
+            return Ended(StopKind.LENGTH)
+        return None

@@ -1,0 +1,95 @@
+"""What this gateway counts. Names, units and buckets are vLLM's under our prefix, so that existing boards fit.
+
+An answer is one of a request's `n` (times prompts): what the scheduler calls a request. Every answer that was sent
+to the scheduler ends in exactly one `finished_reason`, so `requests_accepted_total` minus the sum of
+`request_success_total` over its reasons is what runs now.
+"""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import generate_latest
+
+PREFIX = "fastserve:"
+ALIAS_PREFIX = "vllm:"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: Every way an answer can end.
+OUTCOMES = ("stop", "length", "abort", "timeout", "rejected", "error")
+
+_TTFT_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_TOKEN_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_REQUEST_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+    240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+_ANSWERS = (1, 2, 5, 10, 20, 50, 100)
+
+
+class Metrics:
+    def __init__(self, model_name: str, *, vllm_names: bool = False) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model_name}
+        self._vllm_names = vllm_names
+        self.accepted = self._counter("requests_accepted", "Answers sent to the scheduler")
+        finished = self._counter_family("request_success", "Answers ended, by how", "finished_reason")
+        self._finished = {outcome: finished.labels(**self._labels, finished_reason=outcome) for outcome in OUTCOMES}
+        self._rejections = self._counter_family("admission_rejections", "Requests refused with 429, by limit", "reason")
+        self._http = self._counter_family("http_requests", "HTTP requests answered", "path", "status")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended answers")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens of answers, as billed")
+        self.ttft_s = self._histogram("time_to_first_token_seconds", "Sent to first token", _TTFT_S)
+        self.inter_token_s = self._histogram("inter_token_latency_seconds", "Between tokens of an answer", _TOKEN_S)
+        self.e2e_s = self._histogram("e2e_request_latency_seconds", "Sent to ended", _REQUEST_S)
+        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per answer", _TOKENS)
+        self.request_generation_tokens = self._histogram("request_generation_tokens", "Tokens per answer", _TOKENS)
+        self.request_max_tokens = self._histogram("request_params_max_tokens", "max_tokens per answer", _TOKENS)
+        self.request_n = self._histogram("request_params_n", "n per request", _ANSWERS)
+
+    def watch(
+        self, *, running: Callable[[], float], waiting: Callable[[], float], connected: Callable[[], float]
+    ) -> None:
+        """Gauges are read when they are scraped, so they cannot go stale."""
+        self._gauge("num_requests_running", "Answers with a first token", running)
+        self._gauge("num_requests_waiting", "Answers without a first token yet", waiting)
+        self._gauge("scheduler_connected", "1 while the scheduler's stream is up", connected)
+
+    def finished(self, outcome: str, *, prompt_tokens: int, tokens: int, seconds: float) -> None:
+        """Once per accepted answer."""
+        self._finished[outcome].inc()
+        if outcome == "rejected":
+            return
+        self.prompt_tokens.inc(prompt_tokens)
+        self.request_prompt_tokens.observe(prompt_tokens)
+        self.request_generation_tokens.observe(tokens)
+        self.e2e_s.observe(seconds)
+
+    def admission_rejected(self, reason: str) -> None:
+        """A limit was reached: this gateway's, or the scheduler's queue."""
+        self._rejections.labels(**self._labels, reason=reason).inc()
+
+    def http(self, path: str, status: int) -> None:
+        self._http.labels(**self._labels, path=path, status=str(status)).inc()
+
+    def render(self) -> bytes:
+        text = generate_latest(self.registry)
+        return text + text.replace(PREFIX.encode(), ALIAS_PREFIX.encode()) if self._vllm_names else text
+
+    def _counter_family(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, text, ("model_name", *labels), registry=self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return self._counter_family(name, text).labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(PREFIX + name, text, ("model_name",), buckets=buckets, registry=self.registry)
+        return family.labels(**self._labels)
+
+    def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        Gauge(PREFIX + name, text, ("model_name",), registry=self.registry).labels(**self._labels).set_function(read)

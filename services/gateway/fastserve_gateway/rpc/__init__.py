@@ -1,0 +1,1 @@
+"""The gRPC API: fastserve.v1.Inference."""
