@@ -1,0 +1,66 @@
+"""What an operator can set."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fastserve_common.settings import Settings
+from fastserve_common.units import GIB, SizeBytes
+
+Device = Literal["cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Linear = Literal["auto", "torch", "packed", "fp16"]
+
+
+class WorkerSettings(Settings):
+    """One stage of a FastServe pipeline: some layers of the model, and the KV of those layers."""
+
+    state: str = Field(description="where the cluster meets: sqlite:///path or redis://host:port")
+    listen: str = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0 picks one")
+    advertise: str = Field(
+        "", description="HOST or HOST:PORT that others reach this stage at (default: where it listens)"
+    )
+    model_dir: Path | None = Field(None, description="folder with config.json and safetensors weights")
+    stage: int = Field(0, ge=0, description="which stage of the pipeline this is, from 0")
+    num_stages: int = Field(1, ge=1, description="stages of the pipeline")
+    device: Device = Field("cpu", description="cpu or cuda")
+    dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16; auto: float32 on a CPU")
+    linear: Linear = Field("auto", description="kind of linear layers: auto, torch, packed or fp16")
+    threads: int = Field(0, ge=0, description="threads that compute (default: the cores divided among the stages)")
+    kv_memory: SizeBytes = Field(
+        GIB, ge=1, description="memory for KV of all layers of the model; each stage takes its layers' share"
+    )
+    block_size: int = Field(16, ge=1, description="tokens in a block of KV")
+    max_model_len: int | None = Field(
+        None, ge=1, description="longest sequence, prompt and answer (default: the model's own limit)"
+    )
+    fake: bool = Field(False, description="serve known tokens without a model, to try the system out")
+    fake_iteration_ms: float = Field(0.0, ge=0, description="with --fake: time of an iteration")
+    fake_token_us: float = Field(0.0, ge=0, description="with --fake: additional time per token of an iteration")
+    fake_vocab_size: int = Field(1024, ge=64, description="with --fake: token ids are below this")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stage >= self.num_stages:
+            raise ValueError(f"--stage: {self.stage} is not one of {self.num_stages} stages, counted from 0")
+        if self.model_dir is None and not self.fake:
+            raise ValueError("--model-dir: needed, unless --fake")
+        if not self.listen.rpartition(":")[2].isdecimal():
+            raise ValueError(f"--listen: expected HOST:PORT (got {self.listen!r})")
+        return self
+
+    @property
+    def num_threads(self) -> int:
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.num_stages)
+
+    def address(self, port: int) -> str:
+        """What to tell others, once it is known which port is listened on."""
+        if ":" in self.advertise:
+            return self.advertise
+        host = self.advertise or self.listen.rpartition(":")[0]
+        if host in ("", "0.0.0.0", "[::]"):  # every interface: others need a name
+            host = socket.gethostname()
+        return f"{host}:{port}"

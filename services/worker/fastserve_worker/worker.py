@@ -1,0 +1,133 @@
+"""The worker process: listen, load, register, serve until told to stop, leave in order."""
+
+import asyncio
+import logging
+import sys
+import uuid
+from collections.abc import Callable
+
+from fastserve_common.state import StateError, StateStore, membership, open_state
+from fastserve_worker.backend import StageBackend
+from fastserve_worker.fake_stage import FakeOptions, FakeStage
+from fastserve_worker.messages import StageInfo
+from fastserve_worker.service import StageServer
+from fastserve_worker.settings import WorkerSettings
+from fastserve_worker.sizing import count_blocks
+
+log = logging.getLogger(__name__)
+
+EXIT_SETTINGS = 2
+
+ROLE = "stage"
+
+#: The stage's thread holds the interpreter between tensor operations; at the default of 5 ms a report or a health
+#: check would wait that long for its turn.
+SWITCH_INTERVAL_S = 0.0005
+
+#: How often an absent state store is tried before the stage is registered.
+STATE_RETRY_S = 1.0
+
+#: A fake token's share of --kv-memory, and the fake model's length.
+FAKE_TOKEN_KV_BYTES = 1024
+FAKE_MODEL_LEN = 4096
+
+
+async def run_worker(settings: WorkerSettings, stop: asyncio.Event) -> int:
+    """Until `stop`. The exit status: 2 when the settings or the model cannot be served, with a sentence in the log."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        store = open_state(settings.state)
+        server = StageServer()
+        port = await server.start(settings.listen)
+    except (ValueError, OSError) as error:
+        log.error("%s", error)
+        return EXIT_SETTINGS
+    try:
+        info = await _load(server, settings, stop)
+        if info is not None:
+            await _serve(store, info, settings.address(port), stop)
+    except ValueError as error:  # SettingsError, UnsupportedModelError
+        log.error("%s", error)
+        return EXIT_SETTINGS
+    finally:
+        await server.stop()
+        await store.close()
+    return 0
+
+
+async def _load(server: StageServer, settings: WorkerSettings, stop: asyncio.Event) -> StageInfo | None:
+    """None when told to stop meanwhile."""
+    loading = asyncio.create_task(server.load(backend_maker(settings)))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if loading.done():
+        return loading.result()
+    loading.cancel()
+    return None
+
+
+async def _serve(store: StateStore, info: StageInfo, address: str, stop: asyncio.Event) -> None:
+    facts = {
+        "address": address,
+        "stage": str(info.stage),
+        "num_stages": str(info.num_stages),
+        "incarnation": uuid.uuid4().hex,
+        "fingerprint": info.fingerprint,
+        "device": info.device,
+        "dtype": info.dtype,
+    }
+    await _wait_for_store(store, stop)
+    if stop.is_set():
+        return
+    async with membership(store, ROLE, f"stage-{info.stage}", facts):
+        log.info("serving", extra={"address": address, "num_blocks": info.num_blocks, "len": info.max_model_len})
+        await stop.wait()
+    log.info("stopping")
+
+
+async def _wait_for_store(store: StateStore, stop: asyncio.Event) -> None:
+    """A loaded model is not thrown away because the store is late."""
+    while not stop.is_set():
+        try:
+            await store.members(ROLE)
+            return
+        except StateError as error:
+            log.warning("the state store is away, will retry: %s", error)
+            await asyncio.wait({asyncio.create_task(stop.wait())}, timeout=STATE_RETRY_S)
+
+
+def backend_maker(settings: WorkerSettings) -> Callable[[], StageBackend]:
+    """What loads the stage, for the stage's own thread; torch is imported there, and only if it is needed."""
+    if settings.fake:
+        return lambda: _fake(settings)
+
+    def load() -> StageBackend:
+        from fastserve_worker.torch_stage import TorchStage
+
+        return TorchStage.load(settings)
+
+    return load
+
+
+def _fake(settings: WorkerSettings) -> FakeStage:
+    max_model_len = settings.max_model_len or FAKE_MODEL_LEN
+    num_blocks = count_blocks(
+        kv_memory=settings.kv_memory,
+        block_bytes=settings.block_size * FAKE_TOKEN_KV_BYTES,
+        block_size=settings.block_size,
+        max_model_len=max_model_len,
+    )
+    options = FakeOptions(
+        vocab_size=settings.fake_vocab_size,
+        iteration_ns=int(settings.fake_iteration_ms * 1e6),
+        token_ns=int(settings.fake_token_us * 1e3),
+    )
+    return FakeStage(
+        stage=settings.stage,
+        num_stages=settings.num_stages,
+        num_blocks=num_blocks,
+        block_size=settings.block_size,
+        max_model_len=max_model_len,
+        options=options,
+    )
