@@ -66,7 +66,7 @@ class FakeOpenAi:
 
 
 async def _stream(body: dict[str, object], mode: str, chat: bool) -> AsyncIterator[str]:
-    limit = body["max_completion_tokens" if chat else "max_tokens"]
+    limit = body.get("max_completion_tokens", body.get("max_tokens"))
     assert isinstance(limit, int)
     if chat:
         yield json.dumps({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})

@@ -13,10 +13,10 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fastserve._http import HttpClient
 from fastserve.bench import arrivals, traces, workload
 from fastserve.bench.backends import Backend, BackendError, Target
 from fastserve.bench.grpc_backend import GrpcBackend
-from fastserve.bench.http import HttpClient
 from fastserve.bench.lengths import MODELS
 from fastserve.bench.metrics import Outcome
 from fastserve.bench.openai_backend import OpenAiBackend

@@ -3,8 +3,8 @@
 import json
 import time
 
+from fastserve._http import HttpClient, HttpError, Response, SseLines
 from fastserve.bench.backends import BackendError, Decoding, Reply, Target
-from fastserve.bench.http import HttpClient, HttpError, Response, SseLines
 from fastserve.bench.workload import DEFAULT_VOCAB_SIZE, Request, as_text
 
 Json = dict[str, object]

@@ -25,6 +25,10 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "serve": Command("start everything that serves a model, on this machine", "fastserve.cli.serve"),
     "profile": Command("measure how long this machine's prefills and decodes take", "fastserve.cli.profile"),
+    "generate": Command("generate text from a prompt", "fastserve.cli.generate"),
+    "chat": Command("talk to the served model", "fastserve.cli.chat"),
+    "top": Command("show what is queued, running and resident now", "fastserve.cli.top"),
+    "bench": Command("measure a server under load", "fastserve.cli.bench"),
 }
 
 

@@ -1,6 +1,6 @@
-"""HTTP/1.1 for a load generator: one small protocol over a C parser, bytes handed on as they arrive.
+"""HTTP/1.1 for streamed answers: one small protocol over a C parser, bytes handed on as they arrive.
 
-The client shares the machine with what it measures, so a streamed piece must cost as little as possible, and its time
+The load generator shares the machine with what it measures, so a streamed piece must cost little, and its time
 must be taken when the socket gives it. Keep-alive connections, one request at a time on each; no redirects, no
 compression, no proxies.
 """

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fastserve.bench.http import HttpClient, HttpError, SseLines
+from fastserve._http import HttpClient, HttpError, SseLines
 
 #: Pieces to write for each request on a connection; None closes it.
 Answers = Sequence[Sequence[bytes] | None]
