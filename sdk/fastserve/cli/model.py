@@ -15,6 +15,8 @@ _LAST_LINES = 8
 
 async def prepare(settings: EngineSettings, phase: Phase, stop: asyncio.Event) -> Model | None:
     """None when told to stop meanwhile. Raises SettingsError with the tool's own words."""
+    if (model := _as_it_is(settings)) is not None:
+        return model
     process = await asyncio.create_subprocess_exec(
         *module_argv("fastserve_worker.prepare", settings.model),
         stdin=asyncio.subprocess.DEVNULL,
@@ -39,6 +41,12 @@ async def prepare(settings: EngineSettings, phase: Phase, stop: asyncio.Event) -
         raise SettingsError("\n".join(said[-_LAST_LINES:]) or f"model: cannot prepare {settings.model}")
     result = json.loads(stdout.splitlines()[-1])
     return Model(Path(result["model_dir"]), result["root"])
+
+
+def _as_it_is(settings: EngineSettings) -> Model | None:
+    """Fake stages load nothing, and a gateway needs no more than a folder with a tokenizer."""
+    folder = Path(settings.model).expanduser().absolute()
+    return Model(folder, settings.model) if settings.fake and folder.is_dir() else None
 
 
 async def _follow(process: asyncio.subprocess.Process, phase: Phase) -> tuple[str, list[str]]:

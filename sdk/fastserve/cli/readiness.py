@@ -1,8 +1,9 @@
 """When a child is ready: it has registered, and a gateway also says so itself."""
 
 import asyncio
-import contextlib
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
 
 from fastserve.cli.specs import ChildSpec
 from fastserve_common.state import StateStore
@@ -25,21 +26,37 @@ async def registered(state: StateStore, spec: ChildSpec) -> Mapping[str, str]:
         await asyncio.sleep(_POLL_S)
 
 
-async def gateway_ready(http_address: str) -> None:
-    """Waits until GET /health/ready answers 200."""
+async def gateway_ready(http_address: str, tell: Callable[[str], None]) -> None:
+    """Waits until GET /health/ready answers 200; tells why it does not, when that changes."""
     host, _, port = http_address.rpartition(":")
-    while not await _is_ok(_ANY_HOST.get(host, host).strip("[]"), int(port)):  # noqa: ASYNC110 - another process's state
+    host, reason = _ANY_HOST.get(host, host).strip("[]"), ""
+    while True:
+        status, text = await _get(host, int(port), "/health/ready")
+        if status == HTTPStatus.OK:
+            return
+        if text and text != reason:
+            tell(text)
+        reason = text
         await asyncio.sleep(_POLL_S)
 
 
-async def _is_ok(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError, TimeoutError):
+async def _get(host: str, port: int, path: str) -> tuple[int, str]:
+    """The status, and what an error's body says; 0 when nobody answers."""
+    try:
         async with asyncio.timeout(_HTTP_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                writer.write(f"GET /health/ready HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-                status_line = await reader.readline()
-                return status_line.split()[1:2] == [b"200"]
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+                return int(head.split()[1]), _reason(body)
             finally:
                 writer.close()
-    return False
+    except (OSError, TimeoutError, IndexError, ValueError):
+        return 0, ""
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""

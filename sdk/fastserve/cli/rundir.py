@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fastserve_common.settings import SettingsError
 
+_PREFIX = "fastserve-"
 _STATE_FILES = ("state.db", "state.db-wal", "state.db-shm")
 
 
@@ -22,8 +23,10 @@ class RunDir:
     @classmethod
     def open(cls, given: Path | None) -> "RunDir":
         """Raises SettingsError when it cannot be used or another run is using it."""
+        if given is None:
+            remove_abandoned(Path(tempfile.gettempdir()))
         try:
-            path = Path(tempfile.mkdtemp(prefix="fastserve-")) if given is None else given.expanduser().absolute()
+            path = Path(tempfile.mkdtemp(prefix=_PREFIX)) if given is None else given.expanduser().absolute()
             (path / "logs").mkdir(parents=True, exist_ok=True)
             lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -51,3 +54,23 @@ class RunDir:
         with contextlib.suppress(OSError):
             os.close(self._lock_fd)
         self._lock_fd = -1
+
+
+def remove_abandoned(parent: Path) -> list[Path]:
+    """Remove temporary run folders whose run was killed: it held a lock that nobody holds now."""
+    removed: list[Path] = []
+    for path in sorted(parent.glob(_PREFIX + "*")):
+        try:
+            lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # not a run folder, or another user's
+            continue
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (path / "state.db").exists():  # one without is being made
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+        except BlockingIOError:
+            pass  # it lives
+        finally:
+            os.close(lock_fd)
+    return removed

@@ -86,8 +86,8 @@ class _App:
             gateway = specs.gateway(settings, state_url, model, port=settings.port, grpc_port=settings.bound_grpc_port)
             supervisor.start(gateway)
             (where,) = await supervisor.until_registered(gateway)
-        with reporter.phase("measuring the pipeline"):
-            await supervisor.unless_dead(gateway_ready(where["http"]))
+        with reporter.phase("getting ready") as phase:
+            await supervisor.unless_dead(gateway_ready(where["http"], phase.detail))
         self._keep_ports(supervisor, model, where)
         self._announce(where, model)
 

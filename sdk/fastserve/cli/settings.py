@@ -47,6 +47,8 @@ class EngineSettings(Settings):
     profile_dir: Path | None = Field(None, description="where measured profiles are kept")
     run_dir: Path | None = Field(None, description="folder for state and logs (default: a temporary one)")
     fake: bool = Field(False, description="stages without a model that answer known tokens, to try the system out")
+    fake_iteration_ms: float = Field(2.0, gt=0, description="with --fake: time of an iteration")
+    fake_token_us: float = Field(20.0, gt=0, description="with --fake: more time per token of an iteration")
 
     @field_validator("kv_memory")
     @classmethod

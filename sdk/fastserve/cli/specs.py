@@ -79,7 +79,7 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
         f"--model-dir={model.model_dir}",
         f"--num-stages={settings.stages}",
         *_given(settings, "device", "dtype", "linear", "threads", "kv_memory", "block_size", "max_model_len"),
-        *(["--fake"] if settings.fake else []),
+        *(["--fake", *_given(settings, "fake_iteration_ms", "fake_token_us")] if settings.fake else []),
     ]
     return tuple(
         ChildSpec(
