@@ -1,0 +1,65 @@
+"""What Prometheus sees: sums that agree, and gauges that are zero when nothing runs."""
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastserve_scheduler import app
+from fastserve_scheduler.core.snapshot import Snapshot
+from fastserve_scheduler.metrics import Metrics, serve_metrics
+
+from .rig import Cluster, until, until_async
+
+
+def _fetch(port: int) -> dict[tuple[str, str], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    return {
+        (sample.name, ",".join(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_sums_agree_and_gauges_return_to_zero_after_a_mass_abort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports: list[int] = []
+
+    def serve_on_any_port(
+        metrics: Metrics, take: Callable[[], Snapshot | None], host: str, port: int
+    ) -> tuple[int, Callable[[], None]]:
+        found, stop = serve_metrics(metrics, take, host, 0)
+        ports.append(found)
+        return found, stop
+
+    monkeypatch.setattr(app, "serve_metrics", serve_on_any_port)
+    async with Cluster(tmp_path, 2, flags=["--metrics-port", "1", "--reattach-grace", "0"]) as cluster:
+        gateway = await cluster.gateway()
+        for n in range(10):
+            await gateway.ask([n], 5)
+        await gateway.ask([1] * 500, 100)  # too long
+        for n in range(100):
+            await gateway.submit([n], 400)
+        await until(lambda: sum(bool(answer.ids) for answer in gateway.answers.values()) > 20)
+        busy = await asyncio.to_thread(_fetch, ports[0])
+        await gateway.close()
+        await until_async(cluster.ledger_is_clean)
+        idle = await asyncio.to_thread(_fetch, ports[0])
+    for name in ("num_requests_running", "kv_blocks_used", "kv_cache_usage_perc", "batches_in_flight"):
+        assert busy[f"fastserve:{name}", ""] > 0
+        assert idle[f"fastserve:{name}", ""] == 0
+    levels = [value for (name, _), value in idle.items() if re.match(r"fastserve:queue_(waiting|running)", name)]
+    assert levels
+    assert not any(levels)
+    outcomes = {label: value for (name, label), value in idle.items() if name == "fastserve:request_success_total"}
+    assert outcomes["cancelled"] > 0
+    assert outcomes["length"] + outcomes["cancelled"] == 110
+    assert idle["fastserve:requests_accepted_total", ""] == idle["fastserve:requests_finished_total", ""] == 110
+    assert idle["fastserve:admission_rejections_total", "too-long"] == 1
+    assert idle["fastserve:iteration_seconds_count", ""] == idle["fastserve:iteration_batch_size_count", ""] > 0
