@@ -1,0 +1,181 @@
+"""Anything may happen at any time: no order of events breaks the core, loses a job or produces a wrong token.
+
+Tiny alphabets on purpose: with a handful of blocks and jobs every shortage is met within a few steps.
+"""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from fastserve_scheduler.core import CoreConfig, MlfqConfig, Profile, SchedulerCore
+from fastserve_scheduler.core.commands import Command
+from fastserve_scheduler.core.events import (
+    Event,
+    IterationDone,
+    JobAborted,
+    JobArrived,
+    ProfileUpdated,
+    StageDown,
+    StageUp,
+    Woke,
+)
+from fastserve_scheduler.core.kv import KV_POLICIES
+from fastserve_scheduler.core.policies import POLICIES
+
+from .device import Device
+from .support import MS, PROFILE
+
+SLOWER, FASTER = (
+    Profile(
+        prefill=tuple((tokens, ns * by // 2) for tokens, ns in PROFILE.prefill),
+        decode=tuple((batch, context, ns * by // 2) for batch, context, ns in PROFILE.decode),
+    )
+    for by in (4, 1)
+)
+BLOCKS = st.integers(5, 7)
+
+mlfq_configs: st.SearchStrategy[MlfqConfig] = st.builds(
+    MlfqConfig,
+    num_levels=st.integers(0, 3),
+    eta=st.integers(1, 2),
+    alpha_ns=st.sampled_from([15 * MS, 60 * MS, 10_000 * MS]),
+    promotion=st.sampled_from(["reset", "return"]),
+    demote_when=st.sampled_from(["used-reaches", "used-exceeds", "next-would-exceed"]),
+    overrun=st.sampled_from(["finish", "abort"]),
+)
+
+
+class CoreMachine(RuleBasedStateMachine):
+    policy = "skip-join-mlfq"
+    kv_policy = "recompute"
+
+    core: SchedulerCore
+    device: Device
+
+    @initialize(mlfq=mlfq_configs, stages=st.integers(1, 3), batch=st.integers(1, 3), chunk=st.sampled_from([0, 2]))
+    def begin(self, mlfq: MlfqConfig, stages: int, batch: int, chunk: int) -> None:
+        self.config = CoreConfig(
+            num_stages=stages,
+            block_size=2,
+            max_batch_size=batch,
+            max_batch_tokens=6,
+            max_model_len=12,
+            prefill_chunk_tokens=chunk,
+            max_waiting_jobs=5,
+            max_waiting_tokens=30,
+            policy=self.policy,
+            mlfq=mlfq,
+            service_classes=(("patient", 80 * MS),),
+            kv_policy=self.kv_policy,
+        )
+        self.core = SchedulerCore(self.config, PROFILE)
+        self.device = Device(block_size=2, num_stages=stages, max_batch_size=batch)
+        self.log: list[tuple[int, Event]] = []
+        self.said: list[Command] = []
+        self.now_ns = 0
+        self.ids = 0
+        for stage in range(stages):
+            self._tell(StageUp(stage, 6))
+
+    def _tell(self, event: Event) -> None:
+        self.log.append((self.now_ns, event))
+        commands = self.core.handle(event, self.now_ns)
+        self.said += commands
+        self.device.obey(commands)
+
+    @rule(
+        prompt=st.integers(1, 9),
+        output=st.integers(1, 5),
+        had=st.sampled_from([0, 0, 0, 1, 3]),
+        priority=st.integers(0, 1),
+        service_class=st.sampled_from(["", "patient", "unheard of"]),
+    )
+    def arrive(self, prompt: int, output: int, had: int, priority: int, service_class: str) -> None:
+        self.ids += 1
+        event = JobArrived(self.ids, prompt, output, had, priority, service_class, output)
+        self.device.arrived(event)
+        self._tell(event)
+
+    @precondition(lambda self: self.device.flying)
+    @rule(ms=st.sampled_from([0, 1, 9, 10, 11, 40]), stops=st.integers(0, 7))
+    def finish_iteration(self, ms: int, stops: int) -> None:
+        plan = self.device.flying[0]
+        stopped = tuple(item.job_id for index, item in enumerate(plan.items) if stops >> index & 1 and stops > 3)
+        event = IterationDone(plan.seq, plan.epoch, ms * MS, stopped)
+        self.now_ns += ms * MS
+        self.device.lands(event)
+        self._tell(event)
+
+    @rule(job=st.integers(1, 12))
+    def abort(self, job: int) -> None:
+        self._tell(JobAborted(job))
+
+    @rule(stage=st.integers(0, 2))
+    def stage_down(self, stage: int) -> None:
+        if stage < self.config.num_stages:
+            self._tell(StageDown(stage))
+
+    @rule(stage=st.integers(0, 2), num_blocks=BLOCKS)
+    def stage_up(self, stage: int, num_blocks: int) -> None:
+        if stage < self.config.num_stages:
+            self._tell(StageUp(stage, num_blocks))
+
+    @rule(seq=st.integers(0, 20), epoch=st.integers(0, 2))
+    def late_result(self, seq: int, epoch: int) -> None:
+        if (seq, epoch) not in [(plan.seq, plan.epoch) for plan in self.device.flying]:
+            self._tell(IterationDone(seq, epoch, MS, (1, 2)))
+
+    @rule(profile=st.sampled_from([PROFILE, SLOWER, FASTER]))
+    def new_profile(self, profile: Profile) -> None:
+        self._tell(ProfileUpdated(profile))
+
+    @rule(ms=st.integers(1, 100))
+    def wait(self, ms: int) -> None:
+        self.now_ns += ms * MS
+        self._tell(Woke())
+
+    @invariant()
+    def sound(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        self.core.check()
+        assert {job for job, client in self.device.clients.items() if client.finished is None} == set(self.core.jobs)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        self._drain()
+        assert not self.core.jobs, "an accepted job is lost"
+        assert self.core.pool.num_free == self.core.pool.num_blocks
+        assert all(client.finished is not None for client in self.device.clients.values())
+        assert all(client.delivered <= client.limit or client.finished for client in self.device.clients.values())
+        again = SchedulerCore(self.config, PROFILE)
+        assert [command for at_ns, event in self.log for command in again.handle(event, at_ns)] == self.said
+
+    def _drain(self) -> None:
+        for stage in range(self.config.num_stages):
+            self._tell(StageUp(stage, 6))
+            self._tell(StageUp(stage, 6))
+        for _ in range(2000):
+            if not self.device.flying:
+                return
+            self.finish_iteration(10, 0)
+            self.core.check()
+        raise AssertionError("the jobs never end")
+
+
+@pytest.mark.parametrize("kv_policy", list(KV_POLICIES))
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_no_order_of_events_breaks_the_core(policy: str, kv_policy: str) -> None:
+    machine: Any = type("Machine", (CoreMachine,), {"policy": policy, "kv_policy": kv_policy})
+    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=30, deadline=None))
