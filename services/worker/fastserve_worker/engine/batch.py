@@ -63,6 +63,10 @@ class PagedBatch:
         self.token_offsets = torch.from_numpy(positions % pool.block_size).to(pool.device)
         #: int64 [num_sampled]: packed index of each row's last token, rows with sample=True only, in row order.
         self.sample_rows = torch.from_numpy((row_ends - 1)[sampled]).to(pool.device)
+        #: Addresses of the int32 arrays, taken once.
+        self.tables_address = tables.ctypes.data
+        self.row_offsets_address = self.host_row_offsets.ctypes.data
+        self.ctx_lens_address = self.host_ctx_lens.ctypes.data
         self._device_tables: torch.Tensor | None = None
 
     @property

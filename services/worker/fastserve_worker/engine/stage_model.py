@@ -10,6 +10,7 @@ from fastserve_worker.engine import stage_builder
 from fastserve_worker.engine.architectures import Architecture
 from fastserve_worker.engine.batch import PagedBatch
 from fastserve_worker.engine.checkpoint import Checkpoint
+from fastserve_worker.engine.linear import replace_linears, resolve_kind
 from fastserve_worker.engine.shape import ModelShape
 
 
@@ -41,8 +42,7 @@ class StageModel:
         """
         if not 0 <= stage < num_stages:
             raise ValueError(f"stage {stage} is not one of {num_stages}")
-        if linear not in ("auto", "torch"):
-            raise ValueError(f"unknown kind of linear layers {linear!r}")
+        linear_kind = resolve_kind(linear, dtype, device)
         checkpoint = Checkpoint(model_dir)
         config = stage_builder.read_config(model_dir)
         model = stage_builder.build_skeleton(config, dtype)
@@ -52,6 +52,7 @@ class StageModel:
         stage_builder.load_weights(model, arch, layers, checkpoint, device)
         if stage > 0:
             stage_builder.check_passes_hidden_states_through(model, arch)
+        replace_linears(model, linear_kind)
         shape = _shape(config, layers, dtype, checkpoint.fingerprint())
         return cls(model, arch, shape, is_last=stage == num_stages - 1)
 

@@ -1,33 +1,41 @@
 """The function that transformers calls for the attention of every layer."""
 
-from typing import Protocol
-
 import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from fastserve_worker.engine.attention import reference
+from fastserve_worker.engine.attention import native, reference
 from fastserve_worker.engine.attention.params import AttentionParams
 from fastserve_worker.engine.batch import PagedBatch
 from fastserve_worker.engine.errors import UnsupportedModelError
+from fastserve_worker.engine.native import load_kernels
 
 #: Not registered with transformers' mask interface, so its models build no masks at all.
 ATTENTION_NAME = "fastserve_paged"
 
 
-class Attend(Protocol):
-    """An implementation: stores the new K and V, then attends over each row's context."""
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: int,
+    batch: PagedBatch,
+    params: AttentionParams,
+) -> torch.Tensor:
+    """Store K and V of the new tokens, then attend over each row's context, by kernel where there is one.
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        layer: int,
-        batch: PagedBatch,
-        params: AttentionParams,
-    ) -> torch.Tensor:
-        """query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] -> like query."""
+    query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] -> like query.
+    """
+    pool = batch.pool
+    if key.shape[1:] != (pool.num_kv_heads, pool.head_dim) or value.shape != key.shape:
+        raise UnsupportedModelError(
+            f"layer {layer} has keys {tuple(key.shape[1:])} and values {tuple(value.shape[1:])} per token, "
+            f"the pool was made for ({pool.num_kv_heads}, {pool.head_dim})"
+        )
+    kernels = load_kernels() if query.dtype == torch.float32 and native.supports(pool) else None
+    if kernels is None:
+        return reference.attend(query, key, value, layer, batch, params)
+    return native.attend(kernels, query, key, value, layer, batch, params)
 
 
 def paged_attention(
@@ -51,7 +59,7 @@ def paged_attention(
         raise UnsupportedModelError(f"{type(module).__name__} wants an attention mask or sinks, which are not paged")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     params = AttentionParams(scale=scale, window=sliding_window, softcap=softcap)
-    output = reference.attend(
+    output = attend(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),

@@ -18,7 +18,7 @@ def attend(
     batch: PagedBatch,
     params: AttentionParams,
 ) -> torch.Tensor:
-    """Store K and V of the new tokens, then attend row by row. Shapes as in `interface.Attend`."""
+    """Store K and V of the new tokens, then attend row by row. Shapes as in `interface.attend`."""
     batch.pool.write(layer, batch.token_blocks, batch.token_offsets, key, value)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     for row, (begin, q_len, ctx_len) in enumerate(zip(batch.row_begins, batch.q_lens, batch.ctx_lens, strict=True)):
