@@ -44,6 +44,7 @@ class Job:
     sent: int = 0
     cancelled: scheduler_pb2.CancelReason.ValueType | None = None
     done: bool = False
+    task: asyncio.Task[None] | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -135,10 +136,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     ) -> scheduler_pb2.GetStateResponse:
         return scheduler_pb2.GetStateResponse(policy="fake")
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _listen(
         self, messages: AsyncIterator[scheduler_pb2.GatewayMessage], stream: asyncio.Queue[Message | None]
@@ -148,7 +150,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 if message.HasField("submit"):
                     job = Job(message.submit)
                     self.jobs.append(job)
-                    self._spawn(self._run(job, stream))
+                    job.task = self._spawn(self._run(job, stream))
                 elif message.HasField("cancel"):
                     self._cancel(message.cancel, stream)
         stream.put_nowait(None)
@@ -157,6 +159,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         for job in self.jobs:
             if job.submit.request_id == cancel.request_id and not job.done:
                 job.cancelled = cancel.reason
+                if job.task is not None:
+                    job.task.cancel()
                 self._finish(job, scheduler_pb2.STOP_REASON_CANCELLED, stream)
 
     def _finish(
@@ -191,9 +195,6 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 break
             if script.gate is not None:
                 await script.gate.acquire()
-                if self._gone(job):
-                    script.gate.release()
-                    return
             stop = self._send(job, script, ids, stream)
             if stop is not None:
                 self._finish(job, *stop)
@@ -201,10 +202,6 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 await asyncio.sleep(0)
         if not job.done and script.finish is not None:
             self._finish(job, script.finish, stream)
-
-    @staticmethod
-    def _gone(job: Job) -> bool:
-        return job.done
 
     def _next_ids(self, job: Job, script: Script) -> list[int]:
         room = job.submit.max_tokens - job.sent

@@ -18,7 +18,7 @@ TEMPLATE = (
     "{%- if message.role == 'tool' -%}{{ raise_exception('no tools here') }}{%- endif -%}"
     "<{{ message.role }}>{{ message.content }}{{ eos_token }}"
     "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}<assistant>{%- if quiet -%}shh {%- endif -%}{%- endif -%}"
+    "{%- if add_generation_prompt -%}<assistant>{%- if quiet -%}shh{%- endif -%}{%- endif -%}"
 )
 
 

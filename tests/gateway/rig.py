@@ -66,7 +66,7 @@ class Rig:
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], **body}
         )
 
-    async def stream(self, path: str = "/v1/completions", **body: object) -> list[dict[str, Any]]:
+    async def stream(self, path: str = "/v1/completions", /, **body: object) -> list[dict[str, Any]]:
         """The events of a streamed answer, `[DONE]` checked and left off."""
         async with self.http.stream("POST", path, json={"stream": True, **body}) as response:
             raw = await response.aread()

@@ -119,13 +119,23 @@ def _guarded(handler: Handler) -> Handler:
     return grpc.unary_unary_rpc_method_handler(unary, *coders)
 
 
+async def _end_if_nobody_cancelled(context: Context) -> None:
+    """A CancelledError that came out of the handler itself: without a status the caller would wait for ever."""
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        await context.abort(grpc.StatusCode.CANCELLED, "cancelled inside the server")
+
+
 def _guard_unary(method: object) -> Any:  # noqa: ANN401 - grpc types handlers per arity; this serves two
     call = cast(Callable[[object, Context], Awaitable[object]], method)
 
     async def guarded(request: object, context: Context) -> object:
         try:
             return await call(request, context)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+        except asyncio.CancelledError:
+            await _end_if_nobody_cancelled(context)
+            raise
+        except grpc.aio.AbortError:
             raise
         except Exception as error:
             await abort_with(context, error)
@@ -140,7 +150,10 @@ def _guard_stream(method: object) -> Any:  # noqa: ANN401 - grpc types handlers 
         try:
             async for response in call(request, context):
                 yield response
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+        except asyncio.CancelledError:
+            await _end_if_nobody_cancelled(context)
+            raise
+        except grpc.aio.AbortError:
             raise
         except Exception as error:
             await abort_with(context, error)

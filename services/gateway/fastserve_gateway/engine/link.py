@@ -139,7 +139,7 @@ class SchedulerLink:
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(backoff_s * 2, BACKOFF_LAST_S)
         finally:
-            self._detach("the gateway is shutting down")
+            self.view = replace(self.view, connected=False, ready=False, detail="the gateway is shutting down")
             self._cancel_timers()
 
     async def _leader(self) -> Leader:
