@@ -95,6 +95,23 @@ async def test_answers_to_other_orders_and_of_the_wrong_length_are_dropped(tmp_p
     assert len(sent) == 1, "the second time it is read"
 
 
+@pytest.mark.parametrize("grows_later", [True, False])
+async def test_flat_times_are_measured_again_and_then_believed_but_not_kept(tmp_path: Path, grows_later: bool) -> None:
+    """A wide device takes as long for 512 tokens as for 16."""
+    sent: list[Measure] = []
+    measuring = Profiler(ProfileStore(tmp_path), sent.append, 4)
+    task = asyncio.create_task(measuring.obtain([READY], 1))
+    for attempt in (1, 2):
+        await until(lambda attempt=attempt: len(sent) == attempt)  # type: ignore[misc]
+        order = sent[-1]
+        flat = tuple(100 + (point.new_tokens if grows_later and attempt == 2 else 0) for point in order.points)
+        measuring.on_measured(0, Measured(order.profile_id, 0, flat))
+    profile = await task
+    assert max(point.new_tokens for point in sent[1].points) == 2047, "the second range is the widest"
+    assert (profile.prefill_ns(16) < profile.prefill_ns(2047)) is grows_later
+    assert (ProfileStore(tmp_path).load(KEY) is not None) is grows_later
+
+
 async def test_a_silent_stage_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "MEASURE_TIMEOUT_S", 0.01)
     measuring = Profiler(ProfileStore(tmp_path), lambda order: None, 4)

@@ -121,18 +121,34 @@ def _doubling(first: int, last: int) -> tuple[int, ...]:
 
 def build_profile(points: Sequence[Point], times_ns: Mapping[int, Sequence[int]]) -> Profile:
     """`times_ns`: stage -> one time per point. Raises ProfileError when they are no possible profile."""
+    prefill, decode = _sums(points, times_ns)
+    try:
+        return Profile(prefill, decode)
+    except ValueError as error:
+        raise ProfileError(str(error)) from error
+
+
+def flat_profile(points: Sequence[Point], times_ns: Mapping[int, Sequence[int]]) -> Profile:
+    """Every prompt costs what the slowest one cost. Raises ProfileError."""
+    prefill, decode = _sums(points, times_ns)
+    longest = prefill[-1][0], max(ns for _, ns in prefill)
+    try:
+        return Profile((longest,), decode)
+    except ValueError as error:
+        raise ProfileError(str(error)) from error
+
+
+def _sums(
+    points: Sequence[Point], times_ns: Mapping[int, Sequence[int]]
+) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int, int], ...]]:
+    """Prefill and decode points with the time of all stages, the fastest run of each; the warm-up is left out."""
     fastest: dict[Point, int] = {}
-    for index, point in enumerate(points):
-        if index == 0 and len(points) > 1:
-            continue
+    for index, point in enumerate(points[1:], 1):
         total_ns = sum(times[index] for times in times_ns.values())
         fastest[point] = min(total_ns, fastest.get(point, total_ns))
     prefill = sorted((p.new_tokens, ns) for p, ns in fastest.items() if p.context_tokens == 0)
     decode = sorted((p.num_sequences, p.context_tokens, ns) for p, ns in fastest.items() if p.context_tokens)
-    try:
-        return Profile(tuple(prefill), tuple(decode))
-    except ValueError as error:
-        raise ProfileError(str(error)) from error
+    return tuple(prefill), tuple(decode)
 
 
 class Profiler:
@@ -149,18 +165,37 @@ class Profiler:
         self._last_id = 0
 
     async def obtain(self, stages: Sequence[Ready], epoch: int) -> Profile:
-        """The stored profile, unless a full one is asked for; else measure. Raises ProfileError."""
+        """The stored profile, unless a full one is asked for; else measure and store. Raises ProfileError.
+
+        Times that do not grow with the prompt are measured again over a wider range. If they still do not, the
+        device is wider than any prompt: the profile is flat, and is not stored, as launches alone would look so too.
+        """
         key = ProfileKey.of(stages)
         stored = None if self._full else await asyncio.to_thread(self._store.load, key)
         if stored is not None:
             return stored
-        profile = await self._measure(stages, epoch)
+        points, times_ns = await self._measure(stages, epoch, full=self._full)
+        try:
+            profile = build_profile(points, times_ns)
+        except ProfileError as error:
+            if self._full:
+                raise
+            log.warning("%s; measuring again over a wider range", error)
+            points, times_ns = await self._measure(stages, epoch, full=True)
+            try:
+                profile = build_profile(points, times_ns)
+            except ProfileError as again:
+                log.warning("%s; every prompt is taken to cost as much as the longest", again)
+                return flat_profile(points, times_ns)
         path = await asyncio.to_thread(self._store.save, key, profile)
         log.info("measured a profile", extra={"path": str(path)})
         return profile
 
-    async def _measure(self, stages: Sequence[Ready], epoch: int) -> Profile:
-        points = choose_points(stages, self._max_batch_size, full=self._full)
+    async def _measure(
+        self, stages: Sequence[Ready], epoch: int, *, full: bool
+    ) -> tuple[tuple[Point, ...], dict[int, tuple[int, ...]]]:
+        """Points and what each stage took for them."""
+        points = choose_points(stages, self._max_batch_size, full=full)
         self._last_id += 1
         self._order = Measure(self._last_id, epoch, points)
         self._num_stages = len(stages)
@@ -175,7 +210,7 @@ class Profiler:
             raise ProfileError(f"stages {silent} did not answer a profile order") from error
         finally:
             self._order = None
-        return build_profile(points, self._times_ns)
+        return points, self._times_ns
 
     def on_measured(self, stage: int, answer: Measured) -> None:
         """A stage's answer; those to other orders are dropped."""
