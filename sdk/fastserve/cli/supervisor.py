@@ -85,6 +85,8 @@ class Supervisor:
         status = await self.unless_dead(child.wait(), besides=child)
         if status != 0:
             raise StartError(_post_mortem(child, f"{child.name} {describe_end(status)}"))
+        self.children.remove([child])
+        await child.close()
 
     async def until_registered(self, *specs: ChildSpec) -> list[Mapping[str, str]]:
         """What they say of themselves. Raises StartError when any child ends, StoppedError when told to stop."""

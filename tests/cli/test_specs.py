@@ -1,0 +1,161 @@
+"""Every command line that `serve` writes is one that its service reads."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fastserve.cli import specs
+from fastserve.cli.settings import ServeSettings
+from fastserve.cli.specs import ChildSpec, Model, child_environment
+from fastserve_common.settings import Settings
+from fastserve_gateway.settings import GatewaySettings
+from fastserve_kvstore.settings import KvStoreSettings
+from fastserve_scheduler.settings import SchedulerSettings
+from fastserve_worker.settings import WorkerSettings
+
+STATE = "sqlite:///run/state.db"
+MODEL = Model(Path("/models/m"), "m")
+
+SERVICES: dict[str, type[Settings]] = {
+    "fastserve_kvstore": KvStoreSettings,
+    "fastserve_worker": WorkerSettings,
+    "fastserve_scheduler": SchedulerSettings,
+    "fastserve_gateway": GatewaySettings,
+}
+
+EVERYTHING = ServeSettings(
+    stages=2,
+    dtype="float32",
+    linear="fp16",
+    threads=2,
+    kv_memory=2**30,
+    block_size=32,
+    max_model_len=512,
+    max_num_seqs=8,
+    profile_dir=Path("/profiles"),
+    fake=True,
+    host="127.0.0.1",
+    port=9000,
+    grpc_port=9005,
+    api_key=("secret-1", "secret-2"),
+    served_model_name=("a", "b"),
+    max_num_batched_tokens=1024,
+    prefill_chunk_tokens=256,
+    host_kv_memory=2**30,
+    policy="fcfs",
+    preset="paper",
+    alpha_ms=250.0,
+    promotion="return",
+    kv_policy="defer",
+    max_num_queued_reqs=10,
+    max_num_queued_tokens=10_000,
+    drain_timeout=5.0,
+    metrics_port=9100,
+    log_level="debug",
+    log_format="json",
+)
+
+
+def all_specs(settings: ServeSettings) -> list[ChildSpec]:
+    kvstore = specs.kvstore(settings, STATE)
+    gateway = specs.gateway(settings, STATE, MODEL, port=settings.port, grpc_port=settings.bound_grpc_port)
+    workers = specs.workers(settings, STATE, MODEL)
+    return [*([kvstore] if kvstore else []), *workers, specs.scheduler(settings, STATE), gateway]
+
+
+def parsed(spec: ChildSpec) -> Settings:
+    assert spec.argv[1:3] == ("-m", "fastserve_common.supervised")
+    module, *flags = spec.argv[3:]
+    return SERVICES[module].load(flags, prog=module)
+
+
+@pytest.mark.parametrize("settings", [ServeSettings(), EVERYTHING], ids=["defaults", "everything"])
+def test_services_accept_their_command_lines(settings: ServeSettings) -> None:
+    names = [spec.name for spec in all_specs(settings)]
+    assert names == ["kvstore", "stage-0", "stage-1", "scheduler", "gateway"]
+    for spec in all_specs(settings):
+        parsed(spec)
+
+
+def test_what_is_set_arrives() -> None:
+    by_name = {spec.name: spec for spec in all_specs(EVERYTHING)}
+    worker = parsed(by_name["stage-1"])
+    assert isinstance(worker, WorkerSettings)
+    assert (worker.stage, worker.num_stages, worker.threads, worker.block_size) == (1, 2, 2, 32)
+    assert (worker.linear, worker.max_model_len, worker.model_dir, worker.fake) == (
+        "fp16",
+        512,
+        Path("/models/m"),
+        True,
+    )
+    scheduler = parsed(by_name["scheduler"])
+    assert isinstance(scheduler, SchedulerSettings)
+    for name in ("policy", "preset", "alpha_ms", "promotion", "kv_policy", "max_num_seqs", "max_num_batched_tokens"):
+        assert getattr(scheduler, name) == getattr(EVERYTHING, name)
+    for name in (
+        "prefill_chunk_tokens",
+        "max_num_queued_reqs",
+        "max_num_queued_tokens",
+        "max_model_len",
+        "drain_timeout",
+    ):
+        assert getattr(scheduler, name) == getattr(EVERYTHING, name)
+    assert (scheduler.num_stages, scheduler.metrics_port) == (2, 9100)
+    gateway = parsed(by_name["gateway"])
+    assert isinstance(gateway, GatewaySettings)
+    assert (gateway.host, gateway.port, gateway.grpc_port, gateway.max_model_len) == ("127.0.0.1", 9000, 9005, 512)
+    assert (gateway.served_model_name, gateway.model_root, gateway.drain_timeout) == (("a", "b"), "m", 5.0)
+    kvstore = parsed(by_name["kvstore"])
+    assert isinstance(kvstore, KvStoreSettings)
+    assert (kvstore.host_kv_memory, kvstore.metrics_listen) == (2**30, "127.0.0.1:9101")
+    assert {parsed(spec).log_level for spec in by_name.values()} == {"debug"}
+    assert {parsed(spec).log_format for spec in by_name.values()} == {"json"}
+
+
+def test_keys_travel_in_the_environment_never_on_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for spec in all_specs(EVERYTHING):
+        assert "secret" not in " ".join(spec.argv)
+    gateway = all_specs(EVERYTHING)[-1]
+    for key, value in gateway.environment.items():
+        monkeypatch.setenv(key, value)
+    settings = parsed(gateway)
+    assert isinstance(settings, GatewaySettings)
+    assert settings.api_key == ("secret-1", "secret-2")
+
+
+def test_our_own_settings_stay_out_of_the_children_s_environment() -> None:
+    inherited = {
+        "FASTSERVE_PORT": "1",
+        "FASTSERVE_CONFIG": "x",
+        "FASTSERVE_CHECK": "1",
+        "HOME": "/h",
+        "OMP_WAIT_POLICY": "x",
+    }
+    environment = child_environment({}, inherited)
+    assert "FASTSERVE_PORT" not in environment
+    assert "FASTSERVE_CONFIG" not in environment
+    assert (environment["FASTSERVE_CHECK"], environment["HOME"]) == ("1", "/h")
+    assert environment["OMP_WAIT_POLICY"] == "x", "what the operator set wins"
+    assert environment["MALLOC_MMAP_THRESHOLD_"] == "1073741824"
+
+
+def test_without_host_memory_there_is_no_kvstore() -> None:
+    settings = ServeSettings(host_kv_memory=0)
+    assert [spec.role for spec in all_specs(settings)] == ["stage", "stage", "scheduler", "gateway"]
+
+
+def test_the_profile_command_line_is_the_scheduler_s() -> None:
+    module, *flags = specs.profile_argv(EVERYTHING, STATE)[3:]
+    settings = SERVICES[module].load(flags, prog=module)
+    assert isinstance(settings, SchedulerSettings)
+    assert settings.profile_only
+    assert settings.num_stages == 2
+
+
+@pytest.mark.parametrize("make", [specs.scheduler, specs.kvstore])
+def test_those_who_drain_get_their_time(make: Callable[[ServeSettings, str], ChildSpec | None]) -> None:
+    short, long = make(ServeSettings(drain_timeout=1), STATE), make(ServeSettings(drain_timeout=100), STATE)
+    assert short is not None
+    assert long is not None
+    assert (long.stop_s - short.stop_s) == (99 if make is specs.scheduler else 0)
