@@ -5,12 +5,12 @@ queues and the finishing order that the text describes, and needs its rule "demo
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 
 from fastserve_scheduler.core import CoreConfig, MlfqConfig, Profile, SchedulerCore
 from fastserve_scheduler.core.commands import RunIteration
+from fastserve_scheduler.core.config import DemoteWhen
 from fastserve_scheduler.core.events import Event, JobArrived
 from fastserve_scheduler.sim import simulate
 
@@ -24,7 +24,7 @@ class Times:
 
     first: tuple[int, int, int]
     second: int
-    rule: str
+    rule: DemoteWhen
 
     def stage_ns(self, plan: RunIteration, stage: int) -> int:
         (item,) = plan.items
@@ -41,8 +41,7 @@ def run(times: Times, policy: str) -> tuple[float, list[int], list[int]]:
         prefill=((1, TENTH_NS), (100, 100 * TENTH_NS)),
         decode=((1, 1, times.second * TENTH_NS),),
     )
-    rule: Any = times.rule
-    mlfq = replace(MlfqConfig(), demote_when=rule)
+    mlfq = replace(MlfqConfig(), demote_when=times.rule)
     core = SchedulerCore(CoreConfig(1, 16, 1, 1000, 1000, policy=policy, mlfq=mlfq), profile)
     # A job that runs while the three arrive makes them arrive together.
     arrivals: list[tuple[int, Event]] = [(0, JobArrived(OPENER, 1, 1))]

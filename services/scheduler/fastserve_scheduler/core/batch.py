@@ -42,6 +42,12 @@ class Batch:
     picks: list[Pick] = field(default_factory=list)
     evicted: list[tuple[Job, Job]] = field(default_factory=list)
     passed: dict[int, Shortage] = field(default_factory=dict)
+    #: What ended the walk: the jobs it did not reach were short of this.
+    ended_by: Shortage = Shortage.SLOTS
+
+    def shortage_of(self, job: Job) -> Shortage:
+        """What a job that is not in the batch was short of."""
+        return self.passed.get(job.job_id, self.ended_by)
 
 
 class BatchFormer:
@@ -71,6 +77,8 @@ class BatchFormer:
                 break
             if job.resident:
                 batch.passed[job.job_id] = shortage
+        if walk.budget.jobs_left and walk.budget.tokens_left <= 0:
+            batch.ended_by = Shortage.TOKENS
         return batch
 
     def _try(self, job: Job, batch: Batch, walk: "_Walk", num_flying: int) -> Shortage | None:
@@ -90,7 +98,8 @@ class BatchFormer:
                 batch.evicted.append((victim, job))
         walk.budget.take(job, num_tokens)
         self._line.take(job)
-        self._pool.grow(job.table, hold)
+        if needed:
+            self._pool.grow(job.table, hold)
         batch.picks.append(Pick(job, num_tokens))
         return None
 

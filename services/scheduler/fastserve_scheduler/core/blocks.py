@@ -3,7 +3,7 @@
 Block ids mean the same position in every stage's pool, so the pool is as large as the smallest stage's.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 class BlockError(RuntimeError):
@@ -14,7 +14,7 @@ class BlockError(RuntimeError):
 class BlockTable:
     """The blocks of one job, in position order. Owns them from `BlockPool.grow` to `BlockPool.release`."""
 
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.block_ids)
@@ -42,17 +42,18 @@ class BlockPool:
 
     def missing(self, table: BlockTable, num_tokens: int) -> int:
         """Blocks the table lacks to hold `num_tokens`."""
-        return max(0, self.blocks_for(num_tokens) - len(table))
+        count = -(-num_tokens // self.block_size) - len(table.block_ids)
+        return count if count > 0 else 0
 
     def grow(self, table: BlockTable, num_tokens: int) -> None:
         """Let the table hold `num_tokens`. Raises BlockError when the free blocks do not suffice."""
         count = self.missing(table, num_tokens)
         if count > len(self._free):
             raise BlockError(f"{count} blocks asked, {len(self._free)} free")
-        for _ in range(count):
-            block_id = self._free.pop()
+        taken = tuple(self._free.pop() for _ in range(count))
+        for block_id in taken:
             self._owned[block_id] = True
-            table.block_ids.append(block_id)
+        table.block_ids += taken
 
     def release(self, table: BlockTable) -> int:
         """Free all blocks of the table and empty it; how many they were. Raises BlockError on a block not owned."""
@@ -62,7 +63,7 @@ class BlockPool:
                 raise BlockError(f"block {block_id} released twice")
             self._owned[block_id] = False
             self._free.append(block_id)
-        table.block_ids.clear()
+        table.block_ids = ()
         return count
 
     def resize(self, num_blocks: int) -> None:

@@ -9,7 +9,7 @@ RING_MOMENTS = 65_536
 
 class Happening(StrEnum):
     ARRIVED = "arrived, joined level"
-    PLANNED = "planned in iteration"
+    PREFILL = "prefill in iteration"
     RAN = "ran, generated tokens now"
     DEMOTED = "demoted to level"
     PROMOTED = "starved, promoted to level"

@@ -68,7 +68,7 @@ def _check_plans(core: SchedulerCore) -> None:
         _require(fits, f"plan {seq} has {num_tokens} tokens", core)
         for item, job in zip(flight.plan.items, flight.jobs, strict=True):
             _require(job.seq == seq and core.jobs.get(job.job_id) is job, "flies in another plan", core, job)
-            _require(item.block_table == tuple(job.table.block_ids), "its KV moved in flight", core, job)
+            _require(item.block_table == job.table.block_ids, "its KV moved in flight", core, job)
             reach = item.start + item.num_tokens
             room = len(item.block_table) * core.pool.block_size
             _require(reach <= room and item.num_tokens > 0, "its plan exceeds its blocks", core, job)

@@ -62,7 +62,7 @@ class Job:
 
     @property
     def is_decode(self) -> bool:
-        return self.generated > 0 and self.computed == self.prompt_tokens + self.generated - 1 and self.computed > 0
+        return self.generated > 0 and self.computed == self.prompt_tokens + self.generated - 1
 
     @property
     def resident(self) -> bool:

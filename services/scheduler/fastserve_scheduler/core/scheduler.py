@@ -289,17 +289,16 @@ class SchedulerCore:
         """Rescue who starves, then fill the pipeline."""
         if self.order.rescues:
             self._lift_starving()
-        passed: dict[int, Shortage] = {}
+        batch = Batch()
         while len(self.flights) < self.config.num_stages:
             batch = self._former.form(self.num_flying)
-            passed.update(batch.passed)
             self._note_evictions(batch)
             if not batch.picks:
                 break
             out.append(self._launch(batch.picks))
         for job in settled:
             if not job.in_flight and job.resident:
-                self.counters.preemptions[passed.get(job.job_id, Shortage.SLOTS)] += 1
+                self.counters.preemptions[batch.shortage_of(job)] += 1
 
     def _lift_starving(self) -> None:
         for job in self.clock.starving(self._now_ns, MAX_LIFTS_PER_STEP):
@@ -330,6 +329,7 @@ class SchedulerCore:
             else:
                 prompt_tokens += num_tokens
                 job.discarding = self.order.discards(job)
+                self._record(job, Happening.PREFILL, seq)
                 self.counters.recomputed_tokens += max(0, min(job.high_water, job.computed + num_tokens) - job.computed)
             items.append(
                 PlanItem(
@@ -338,12 +338,11 @@ class SchedulerCore:
                     num_tokens=num_tokens,
                     sample=num_tokens == job.pending_tokens and not job.discarding,
                     output_position=job.generated,
-                    block_table=tuple(job.table.block_ids),
+                    block_table=job.table.block_ids,
                 )
             )
             job.seq = seq
             self._leave_clock(job)
-            self._record(job, Happening.PLANNED, seq)
         self.num_flying += len(picks)
         self.counters.iterations += 1
         plan = RunIteration(seq, self.epoch, tuple(items))
