@@ -89,6 +89,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             await self._server.server.stop(None)
             self._server = None
         self._streams.clear()
+        for job in self.jobs:
+            job.done = True
 
     def set_ready(self, ready: bool, detail: str = "") -> None:
         self.ready = ready

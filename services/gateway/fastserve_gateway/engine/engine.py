@@ -111,7 +111,7 @@ class Engine:
         if self._draining:
             raise UnavailableError(DRAINING, retry_after_ms=DEFAULT_RETRY_MS)
         if not self.view.connected:
-            raise UnavailableError(f"no scheduler: {self.view.detail}", retry_after_ms=DEFAULT_RETRY_MS)
+            raise UnavailableError("no scheduler is connected", retry_after_ms=DEFAULT_RETRY_MS)
 
     def _closed(self, request: GenerationRequest) -> None:
         del self._sessions[request.request_id]

@@ -227,7 +227,8 @@ class SchedulerLink:
             self._on_change(self.view)
 
     def _fail_all(self) -> None:
-        error = UnavailableError(f"the scheduler is away: {self.view.detail}", retry_after_ms=codec.DEFAULT_RETRY_MS)
+        problem = f"the scheduler did not come back within {self._reconnect_timeout_s:g} s"
+        error = UnavailableError(problem, retry_after_ms=codec.DEFAULT_RETRY_MS)
         for sequence in list(self._live.values()):
             self._end(sequence)
             sequence.failed(Failed(error, "error"))
