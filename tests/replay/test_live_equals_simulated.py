@@ -71,7 +71,7 @@ def _ready(stage: int, num_stages: int, num_blocks: int) -> Ready:
 def _play_live(journal: Path, core: SchedulerCore, events: list[tuple[int, Event]], stops: dict[int, int]) -> None:
     """Say to the live runner, at the simulated times, what gateways and stages would say."""
     now_ns = 0
-    stages, link = RecordingStages(), GatewayLink("gw", 1 << 20)
+    stages, link = RecordingStages(), GatewayLink("gw", limit=1 << 20)
     writer = JournalWriter(journal, core.config, core.predictor.profile)
     runner = Runner(
         core=core,

@@ -74,8 +74,8 @@ class TestGateway:
     __test__ = False
     _numbers = itertools.count()
 
-    def __init__(self, address: str, gateway_id: str) -> None:
-        self.gateway_id = gateway_id
+    def __init__(self, address: str, gateway_id: str, *, batches: bool) -> None:
+        self.gateway_id, self._batches = gateway_id, batches
         self.answers: dict[str, Answer] = {}
         self.hellos: list[scheduler_pb2.SchedulerHello] = []
         self.statuses: list[scheduler_pb2.ClusterStatus] = []
@@ -85,7 +85,8 @@ class TestGateway:
         self._reader: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        await self._call.write(Message(hello=scheduler_pb2.GatewayHello(gateway_id=self.gateway_id)))
+        hello = scheduler_pb2.GatewayHello(gateway_id=self.gateway_id, accepts_batches=self._batches)
+        await self._call.write(Message(hello=hello))
         self._reader = asyncio.create_task(self._read())
         await until(lambda: bool(self.statuses))
         assert self.hellos, "the hello comes first"
@@ -107,6 +108,12 @@ class TestGateway:
 
     def _take(self, message: scheduler_pb2.SchedulerMessage) -> None:
         match message.WhichOneof("message"):
+            case "batch":
+                assert self._batches, "not asked for"
+                assert len(message.batch.messages) > 1
+                for part in message.batch.messages:
+                    assert part.WhichOneof("message") in ("tokens", "finished", "rejected")
+                    self._take(part)
             case "hello":
                 self.hellos.append(message.hello)
             case "status":
@@ -229,8 +236,8 @@ class Cluster:
 
         await until_async(found)
 
-    async def gateway(self, gateway_id: str = "gw", *, ready: bool = True) -> TestGateway:
-        gateway = TestGateway(self.address, gateway_id)
+    async def gateway(self, gateway_id: str = "gw", *, ready: bool = True, batches: bool = True) -> TestGateway:
+        gateway = TestGateway(self.address, gateway_id, batches=batches)
         self.gateways.append(gateway)
         await gateway.open()
         if ready:

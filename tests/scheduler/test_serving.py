@@ -31,10 +31,11 @@ async def _all_right(requests: list[tuple[list[int], int, Answer]]) -> None:
         assert answer.reason == "LENGTH"
 
 
+@pytest.mark.parametrize("batches", [True, False])
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
-async def test_mixed_arrivals_get_the_oracles_tokens(tmp_path: Path, num_stages: int) -> None:
+async def test_mixed_arrivals_get_the_oracles_tokens(tmp_path: Path, num_stages: int, batches: bool) -> None:
     async with Cluster(tmp_path, num_stages, flags=["--max-num-seqs", "4"]) as cluster:
-        gateway = await cluster.gateway()
+        gateway = await cluster.gateway(batches=batches)
         await _all_right(await _submit_many(gateway, random.Random(num_stages), 24))
 
 

@@ -228,8 +228,8 @@ async def test_a_gateway_that_does_not_read_loses_its_stream_and_nobody_else(
 ) -> None:
     links: list[GatewayLink] = []
 
-    def make(gateway_id: str) -> GatewayLink:
-        links.append(GatewayLink(gateway_id, 3 if gateway_id == "slow" else 1000))
+    def make(gateway_id: str, *, batches: bool) -> GatewayLink:
+        links.append(GatewayLink(gateway_id, batches=batches, limit=3 if gateway_id == "slow" else 1000))
         return links[-1]
 
     monkeypatch.setattr(service, "GatewayLink", make)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fastserve.v1 import sampling_pb2, scheduler_pb2, stage_pb2
 from fastserve_scheduler import codec
 from fastserve_scheduler.messages import (
+    Batch,
     Cancel,
     CancelReason,
     Configure,
@@ -175,10 +176,18 @@ def test_cancels_and_hellos_round_trip(reason: scheduler_pb2.CancelReason.ValueT
     assert codec.gateway_message_from_wire(pb.SerializeToString()) == Cancel("r", expected)
     pb = scheduler_pb2.GatewayMessage(hello=scheduler_pb2.GatewayHello(gateway_id="g"))
     assert codec.gateway_message_from_wire(pb.SerializeToString()) == GatewayHello("g")
+    pb.hello.accepts_batches = True
+    assert codec.gateway_message_from_wire(pb.SerializeToString()) == GatewayHello("g", accepts_batches=True)
 
 
 def _said(data: bytes) -> scheduler_pb2.SchedulerMessage:
     return scheduler_pb2.SchedulerMessage.FromString(data)
+
+
+def test_a_batch_is_its_messages_in_order() -> None:
+    parts = (Tokens("a", 1, bytes(4)), Finished("b", StopReason.LENGTH, 0, 3, 0), Rejected("c", Refusal.TOO_LONG, "x"))
+    batch = _said(codec.scheduler_message_to_wire(Batch(parts))).batch
+    assert list(batch.messages) == [_said(codec.scheduler_message_to_wire(part)) for part in parts]
 
 
 @given(st.builds(Tokens, names, u32, packed))

@@ -134,15 +134,19 @@ class GatewayHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    ACCEPTS_BATCHES_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
+    accepts_batches: _builtins.bool
+    """The gateway reads MessageBatch. Set by every gateway that can: a stream message costs far more than its bytes."""
     def __init__(
         self,
         *,
         gateway_id: _builtins.str = ...,
+        accepts_batches: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_batches", b"accepts_batches", "gateway_id", b"gateway_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -234,6 +238,7 @@ class SchedulerMessage(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___SchedulerHello: ...
     @_builtins.property
@@ -244,6 +249,8 @@ class SchedulerMessage(_message.Message):
     def rejected(self) -> Global___Rejected: ...
     @_builtins.property
     def status(self) -> Global___ClusterStatus: ...
+    @_builtins.property
+    def batch(self) -> Global___MessageBatch: ...
     def __init__(
         self,
         *,
@@ -252,16 +259,39 @@ class SchedulerMessage(_message.Message):
         finished: Global___Finished | None = ...,
         rejected: Global___Rejected | None = ...,
         status: Global___ClusterStatus | None = ...,
+        batch: Global___MessageBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "hello", b"hello", "message", b"message", "rejected", b"rejected", "status", b"status", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "message", b"message", "rejected", b"rejected", "status", b"status", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "hello", b"hello", "message", b"message", "rejected", b"rejected", "status", b"status", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "message", b"message", "rejected", b"rejected", "status", b"status", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "tokens", "finished", "rejected", "status"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "tokens", "finished", "rejected", "status", "batch"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___SchedulerMessage: _TypeAlias = SchedulerMessage  # noqa: Y015
+
+@_typing.final
+class MessageBatch(_message.Message):
+    """What one iteration has to say about several requests, in order: Tokens, Finished and Rejected only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___SchedulerMessage]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___SchedulerMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessageBatch: _TypeAlias = MessageBatch  # noqa: Y015
 
 @_typing.final
 class SchedulerHello(_message.Message):

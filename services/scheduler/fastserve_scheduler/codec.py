@@ -14,6 +14,7 @@ from fastserve.v1 import sampling_pb2, scheduler_pb2, stage_pb2
 from fastserve_common.packed import unpack_u32
 from fastserve_scheduler.core.snapshot import Snapshot
 from fastserve_scheduler.messages import (
+    Batch,
     Cancel,
     CancelReason,
     Configure,
@@ -29,6 +30,7 @@ from fastserve_scheduler.messages import (
     Refusal,
     Rejected,
     Report,
+    RequestMessage,
     Sampling,
     SchedulerMessage,
     StageMessage,
@@ -75,7 +77,7 @@ def gateway_message_from_wire(data: bytes) -> GatewayMessage:
     pb = _parse(scheduler_pb2.GatewayMessage, data)
     match pb.WhichOneof("message"):
         case "hello":
-            return GatewayHello(pb.hello.gateway_id)
+            return GatewayHello(pb.hello.gateway_id, pb.hello.accepts_batches)
         case "submit":
             return _submit_from_pb(pb.submit)
         case "cancel":
@@ -113,40 +115,37 @@ def _sampling_from_pb(pb: sampling_pb2.SamplingParams) -> Sampling:
 def scheduler_message_to_wire(message: SchedulerMessage) -> bytes:
     pb = scheduler_pb2.SchedulerMessage()
     match message:
+        case Batch(messages):
+            for part in messages:
+                _fill_request_message(pb.batch.messages.add(), part)
+        case Tokens() | Finished() | Rejected():
+            _fill_request_message(pb, message)
+        case Status(ready, detail):
+            pb.status.ready, pb.status.detail = ready, detail
+        case Hello():
+            hello = pb.hello
+            hello.generation = message.generation
+            hello.max_model_len, hello.max_request_tokens = message.max_model_len, message.max_request_tokens
+            hello.policy, hello.num_stages = message.policy, message.num_stages
+    return pb.SerializeToString()
+
+
+def _fill_request_message(pb: scheduler_pb2.SchedulerMessage, message: RequestMessage) -> None:
+    match message:
         case Tokens(request_id, offset, token_ids, logprobs):
             tokens = pb.tokens
             tokens.request_id, tokens.offset, tokens.token_ids = request_id, offset, token_ids
             for encoded in logprobs:
                 tokens.logprobs.add().ParseFromString(encoded)
         case Finished(request_id, reason, stop_token_id, output_tokens, preemptions):
-            pb.finished.CopyFrom(
-                scheduler_pb2.Finished(
-                    request_id=request_id,
-                    reason=_STOP_REASONS[reason],
-                    stop_token_id=stop_token_id,
-                    output_tokens=output_tokens,
-                    preemptions=preemptions,
-                )
-            )
+            finished = pb.finished
+            finished.request_id, finished.reason = request_id, _STOP_REASONS[reason]
+            finished.stop_token_id = stop_token_id
+            finished.output_tokens, finished.preemptions = output_tokens, preemptions
         case Rejected(request_id, refusal, text, retry_after_ms):
-            pb.rejected.CopyFrom(
-                scheduler_pb2.Rejected(
-                    request_id=request_id, reason=_REFUSALS[refusal], message=text, retry_after_ms=retry_after_ms
-                )
-            )
-        case Status(ready, detail):
-            pb.status.CopyFrom(scheduler_pb2.ClusterStatus(ready=ready, detail=detail))
-        case Hello():
-            pb.hello.CopyFrom(
-                scheduler_pb2.SchedulerHello(
-                    generation=message.generation,
-                    max_model_len=message.max_model_len,
-                    max_request_tokens=message.max_request_tokens,
-                    policy=message.policy,
-                    num_stages=message.num_stages,
-                )
-            )
-    return pb.SerializeToString()
+            rejected = pb.rejected
+            rejected.request_id, rejected.reason = request_id, _REFUSALS[refusal]
+            rejected.message, rejected.retry_after_ms = text, retry_after_ms
 
 
 # --- GetState

@@ -18,6 +18,7 @@ Ids: TypeAlias = "array[int]"
 @dataclass(frozen=True, slots=True)
 class GatewayHello:
     gateway_id: str
+    accepts_batches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,17 @@ class Status:
     detail: str = ""
 
 
-SchedulerMessage = Hello | Tokens | Finished | Rejected | Status
+RequestMessage = Tokens | Finished | Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Several messages in one: a stream message costs about as much as sixteen of these."""
+
+    messages: tuple[RequestMessage, ...]
+
+
+SchedulerMessage = Hello | Status | RequestMessage | Batch
 
 
 # --- scheduler -> stage

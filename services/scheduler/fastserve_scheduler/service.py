@@ -58,7 +58,7 @@ class SchedulerService:
         hello = await anext(requests, None)
         if not isinstance(hello, GatewayHello) or not hello.gateway_id:
             raise InvalidArgumentError("the first message of a stream must be a GatewayHello with a gateway_id")
-        link = GatewayLink(hello.gateway_id)
+        link = GatewayLink(hello.gateway_id, batches=hello.accepts_batches)
         # However the call ends, it ends here: a generator that is dropped may be finalised late.
         context.add_done_callback(
             cast(Any, lambda _: inbox.put_now(LinkClosed(link)))
