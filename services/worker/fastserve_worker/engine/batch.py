@@ -3,13 +3,14 @@
 Everything a layer needs is computed here once per iteration, not once per layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fastserve_worker.engine.attention.params import AttentionParams
 from fastserve_worker.engine.kv_pool import KvPool
 
 BlockTable = Sequence[int] | memoryview
@@ -67,6 +68,8 @@ class PagedBatch:
         self.tables_address = tables.ctypes.data
         self.row_offsets_address = self.host_row_offsets.ctypes.data
         self.ctx_lens_address = self.host_ctx_lens.ctypes.data
+        #: Told what each layer's attention does with its scores; for finding that out before a layer is replaced.
+        self.on_attention: Callable[[AttentionParams], None] | None = None
         self._device_tables: torch.Tensor | None = None
 
     @property

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from fastserve_worker.engine.architectures import Architecture, architecture_of
-from fastserve_worker.engine.attention import ATTENTION_NAME
+from fastserve_worker.engine.attention.interface import ATTENTION_NAME
 from fastserve_worker.engine.checkpoint import Checkpoint
 from fastserve_worker.engine.errors import UnsupportedModelError
 from fastserve_worker.engine.partition import split_layers

@@ -10,7 +10,8 @@ from fastserve_worker.engine import stage_builder
 from fastserve_worker.engine.architectures import Architecture
 from fastserve_worker.engine.batch import PagedBatch
 from fastserve_worker.engine.checkpoint import Checkpoint
-from fastserve_worker.engine.linear import replace_linears, resolve_kind
+from fastserve_worker.engine.linear import resolve_kind
+from fastserve_worker.engine.optimise import optimise
 from fastserve_worker.engine.shape import ModelShape
 
 
@@ -52,8 +53,8 @@ class StageModel:
         stage_builder.load_weights(model, arch, layers, checkpoint, device)
         if stage > 0:
             stage_builder.check_passes_hidden_states_through(model, arch)
-        replace_linears(model, linear_kind)
         shape = _shape(config, layers, dtype, checkpoint.fingerprint())
+        optimise(model, arch, shape, linear_kind)
         return cls(model, arch, shape, is_last=stage == num_stages - 1)
 
     @torch.inference_mode()

@@ -59,6 +59,8 @@ def paged_attention(
         raise UnsupportedModelError(f"{type(module).__name__} wants an attention mask or sinks, which are not paged")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     params = AttentionParams(scale=scale, window=sliding_window, softcap=softcap)
+    if paged.on_attention is not None:
+        paged.on_attention(params)
     output = attend(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
