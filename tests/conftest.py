@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def skip_or_fail(reason: str) -> None:
+def _skip_or_fail(reason: str) -> None:
     if IN_CI:
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def skip_or_fail() -> Callable[[str], None]:
+    """For a tool that is missing: `skip_or_fail("redis-server is not installed")`."""
+    return _skip_or_fail
 
 
 def free_port() -> int:
@@ -39,7 +45,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         return
     binary = shutil.which("redis-server")
     if binary is None:
-        skip_or_fail("redis-server is not installed")
+        _skip_or_fail("redis-server is not installed")
         return
     port = free_port()
     folder: Path = tmp_path_factory.mktemp("redis")

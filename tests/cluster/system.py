@@ -16,7 +16,7 @@ from fastserve import Client
 from fastserve_common.segments import PREFIX, SHM_DIR
 
 #: Enough for a slow machine under load; every wait ends with its condition, not with this.
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 ANNOUNCED = "Ctrl-C stops it."
 
