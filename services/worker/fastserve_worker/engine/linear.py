@@ -76,7 +76,8 @@ def replace_linears(model: nn.Module, kind: str) -> None:
 
 def pack(kernels: NativeKernels, layers: list[nn.Linear], kind: str) -> PackedWeight:
     """Layers with the same input as one weight, their outputs one after another."""
-    weights: tuple[torch.Tensor, ...] = tuple(layer.weight for layer in layers)
+    weights: list[torch.Tensor] = []
+    weights.extend(layer.weight for layer in layers)
     weight = torch.cat(weights)
     biases = [layer.bias for layer in layers]
     if all(bias is None for bias in biases):
