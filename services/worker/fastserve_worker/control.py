@@ -74,6 +74,7 @@ class Stage:
         self._session: ControlSession | None = None
         self._run: EpochRun | None = None
         self._abandoned: list[EpochRun] = []
+        self._profiling: asyncio.Task[None] | None = None
         self._configuring = asyncio.Lock()
         self._configured = asyncio.Condition()
 
@@ -130,8 +131,21 @@ class Stage:
             except PlanError as error:
                 log.debug("refused a plan: %s", error)
 
-    async def profile(self, order: stage_pb2.ProfileOrder, session: ControlSession) -> None:
-        """One point after another; iterations that come meanwhile run between them."""
+    def take_profile(self, order: stage_pb2.ProfileOrder, session: ControlSession) -> None:
+        """Answered later on the session: the stream is read on meanwhile, and iterations run between the points.
+
+        The order ends with its session and with its epoch.
+        """
+        if order.epoch != self._epoch or self._session is not session:
+            reason = f"it is of epoch {order.epoch}, this stage is at epoch {self._epoch}"
+        elif self._profiling is not None and not self._profiling.done():
+            reason = "another one is in progress"
+        else:
+            self._profiling = asyncio.create_task(self._profile(order, session), name="profile")
+            return
+        session.send(codec.fault(0, order.epoch, f"profile order {order.profile_id}: {reason}"))
+
+    async def _profile(self, order: stage_pb2.ProfileOrder, session: ControlSession) -> None:
         compute_ns: list[int] = []
         try:
             for point in codec.decode_points(order):
@@ -166,6 +180,8 @@ class Stage:
         session.end()
         if self._session is session:
             self._session = None
+            if self._profiling is not None:
+                self._profiling.cancel()
 
     async def close(self, error: FastServeError) -> None:
         """End the session with `error` and everything in flight."""
@@ -175,6 +191,8 @@ class Stage:
         await self._wait_abandoned()
 
     def _abandon_run(self) -> None:
+        if self._profiling is not None:
+            self._profiling.cancel()
         if self._run is not None:
             self._run.abandon()
             self._abandoned.append(self._run)

@@ -8,6 +8,7 @@ import concurrent.futures
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -28,8 +29,14 @@ class StageRunner:
 
     def __init__(self, name: str = "stage", max_queued: int = MAX_QUEUED_WORK) -> None:
         self._queue: queue.Queue[_Work | None] = queue.Queue(max_queued)
+        self._begun_s: float | None = None
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
+
+    def busy_s(self) -> float:
+        """For how long the piece of work in progress has been running; 0 when there is none. Callable anywhere."""
+        begun_s = self._begun_s
+        return 0.0 if begun_s is None else time.monotonic() - begun_s
 
     def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Run `work` after everything submitted before. Cancelling the future drops work that has not begun.
@@ -58,7 +65,9 @@ class StageRunner:
 
     def _loop(self) -> None:
         while (step := self._queue.get()) is not None:
+            self._begun_s = time.monotonic()
             step()
+            self._begun_s = None
             del step  # the last step's tensors would live until the next one
 
     async def close(self, timeout_s: float) -> bool:

@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
+
+from grpc_health.v1 import health_pb2
 
 from fastserve.v1 import stage_pb2, stage_pb2_grpc
 from fastserve_common.channels import GrpcServer, full_names
@@ -18,9 +21,17 @@ from fastserve_worker.runner import StageRunner
 
 log = logging.getLogger(__name__)
 
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
 #: How long open calls may take to end, and the computation in progress after them.
 STOP_GRACE_S = 1.0
 STOP_COMPUTE_S = 10.0
+
+#: Name under which gRPC health tells whether the process should live: it is false only when an iteration does not
+#: end, never for being idle, unconfigured or still loading. Readiness is the health of the service itself.
+LIVENESS = "live"
+STALL_CHECK_S = 1.0
 
 
 class StageService(stage_pb2_grpc.StageServicer):
@@ -76,7 +87,7 @@ async def _read_control(
                 case "plan":
                     stage.take_plan(message.plan, session)
                 case "profile":
-                    await stage.profile(message.profile, session)
+                    stage.take_profile(message.profile, session)
         session.end()
     except FastServeError as error:
         session.end(error)
@@ -103,7 +114,10 @@ def _take_forward(run: EpochRun, message: stage_pb2.ForwardMessage) -> bool:
 class StageServer:
     """Listens from the start, so that health is answered while the model loads; serves from `load` on."""
 
-    def __init__(self) -> None:
+    def __init__(self, stall_timeout_s: float = math.inf) -> None:
+        """`stall_timeout_s`: an iteration that takes longer means that this process is stuck."""
+        self._stall_timeout_s = stall_timeout_s
+        self._watch: asyncio.Task[None] | None = None
         self._service = StageService()
         self._server = GrpcServer.create(full_names(stage_pb2.DESCRIPTOR))
         stage_pb2_grpc.add_StageServicer_to_server(self._service, self._server.server)
@@ -117,6 +131,7 @@ class StageServer:
     async def start(self, address: str) -> int:
         """Returns the port. Raises OSError when it is taken."""
         await self._server.set_serving(False)
+        await self._server.health.set(LIVENESS, _SERVING)
         return await self._server.start(address)
 
     async def load(self, make_backend: Callable[[], StageBackend]) -> StageInfo:
@@ -124,10 +139,24 @@ class StageServer:
         backend = await self._runner.submit(make_backend)
         self._service.stage = Stage(backend, self._runner)
         await self._server.set_serving(True)
+        self._watch = asyncio.create_task(self._watch_progress(), name="progress")
         return backend.info
+
+    async def _watch_progress(self) -> None:
+        stalled = False
+        while True:
+            await asyncio.sleep(min(STALL_CHECK_S, self._stall_timeout_s))
+            if stalled != (self._runner.busy_s() > self._stall_timeout_s):
+                stalled = not stalled
+                log.error("the stage is %s", "stuck in an iteration" if stalled else "moving again")
+                await self._server.set_serving(not stalled)
+                await self._server.health.set(LIVENESS, _NOT_SERVING if stalled else _SERVING)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Not ready; streams end with UNAVAILABLE; calls end; the computation in progress ends."""
+        if self._watch:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         await self._server.set_serving(False)
         if self.stage:
             await self.stage.close(UnavailableError("this stage is shutting down"))
@@ -137,9 +166,11 @@ class StageServer:
 
 
 @contextlib.asynccontextmanager
-async def serve_in_process(backend: StageBackend) -> AsyncIterator[tuple[Stage, str]]:
+async def serve_in_process(
+    backend: StageBackend, stall_timeout_s: float = math.inf
+) -> AsyncIterator[tuple[Stage, str]]:
     """A stage served on a loopback port, and its address; for tests and demonstrations."""
-    server = StageServer()
+    server = StageServer(stall_timeout_s)
     port = await server.start("127.0.0.1:0")
     try:
         await server.load(lambda: backend)

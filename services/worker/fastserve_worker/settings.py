@@ -37,6 +37,9 @@ class WorkerSettings(Settings):
     max_model_len: int | None = Field(
         None, ge=1, description="longest sequence, prompt and answer (default: the model's own limit)"
     )
+    stall_timeout: float = Field(
+        600.0, gt=0, description="seconds after which an iteration that does not end makes this process unhealthy"
+    )
     fake: bool = Field(False, description="serve known tokens without a model, to try the system out")
     fake_iteration_ms: float = Field(0.0, ge=0, description="with --fake: time of an iteration")
     fake_token_us: float = Field(0.0, ge=0, description="with --fake: additional time per token of an iteration")

@@ -16,6 +16,7 @@ from fastserve_worker.sizing import count_blocks
 
 log = logging.getLogger(__name__)
 
+EXIT_FAILED = 1
 EXIT_SETTINGS = 2
 
 ROLE = "stage"
@@ -33,11 +34,12 @@ FAKE_MODEL_LEN = 4096
 
 
 async def run_worker(settings: WorkerSettings, stop: asyncio.Event) -> int:
-    """Until `stop`. The exit status: 2 when the settings or the model cannot be served, with a sentence in the log."""
+    """Until `stop`. The exit status: 2, after a sentence in the log, when settings or model cannot be served; 1 for
+    what nobody foresaw."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         store = open_state(settings.state)
-        server = StageServer()
+        server = StageServer(settings.stall_timeout)
         port = await server.start(settings.listen)
     except (ValueError, OSError) as error:
         log.error("%s", error)
@@ -49,6 +51,9 @@ async def run_worker(settings: WorkerSettings, stop: asyncio.Event) -> int:
     except ValueError as error:  # SettingsError, UnsupportedModelError
         log.error("%s", error)
         return EXIT_SETTINGS
+    except Exception:  # a damaged checkpoint, memory that is not there: the log says more than a sentence could
+        log.exception("the stage failed")
+        return EXIT_FAILED
     finally:
         await server.stop()
         await store.close()

@@ -13,6 +13,7 @@ from fastserve.v1 import stage_pb2, stage_pb2_grpc
 from fastserve_common.channels import open_channel
 from fastserve_common.packed import pack_u32
 from fastserve_worker.fake_stage import FakeOptions, FakeStage, FakeStageServer, fake_answer
+from fastserve_worker.service import LIVENESS, serve_in_process
 
 from .rig import Pipeline, Sampling, StageClient
 
@@ -156,11 +157,7 @@ async def test_health_answers_while_a_plan_computes() -> None:
         stages[0].gate.clear()
         await pipeline.first.send_plan(pipeline.plan([pipeline.job(PROMPTS[0], 1).item()]))
         await _until(lambda: stages[0].plans_seen == 1)
-        async with open_channel(pipeline.addresses[0]) as channel:
-            health = await health_pb2_grpc.HealthStub(channel).Check(  # type: ignore[attr-defined]  # stubs miss it
-                health_pb2.HealthCheckRequest(), timeout=5
-            )
-        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        assert await _health(pipeline.addresses[0], "")
         stages[0].gate.set()
         await pipeline.first.answer("iteration")
 
@@ -308,6 +305,48 @@ async def test_profile_orders_are_answered_point_by_point() -> None:
             await client.call.write(stage_pb2.ControlMessage(profile=order))
             report = (await client.answer("profile")).profile
             assert (report.profile_id, report.stage, list(report.compute_ns)) == (8, stage, [1_020, 1_080])
+
+
+async def test_a_profile_order_blocks_neither_plans_nor_epochs_and_there_is_one_at_a_time() -> None:
+    async with fakes(1) as (pipeline, stages):
+        stages[0].gate.clear()
+        await pipeline.first.send_plan(pipeline.plan([]))
+        points = [stage_pb2.ProfilePoint(num_sequences=1, new_tokens=1)]
+        for profile_id, epoch in ((1, 1), (2, 1), (3, 9)):
+            order = stage_pb2.ProfileOrder(profile_id=profile_id, epoch=epoch, points=points)
+            await pipeline.first.call.write(stage_pb2.ControlMessage(profile=order))
+        assert "order 2: another one is in progress" in (await pipeline.first.fault()).message
+        assert "order 3: it is of epoch 9" in (await pipeline.first.fault()).message
+        stages[0].gate.set()
+        await pipeline.first.answer("iteration")
+        assert (await pipeline.first.answer("profile")).profile.profile_id == 1
+
+
+async def test_a_stage_that_is_stuck_is_not_healthy_until_it_moves_again() -> None:
+    backend = FakeStage()
+    async with serve_in_process(backend, stall_timeout_s=0.05) as (_, address), Pipeline([address]) as pipeline:
+        assert await _health(address, LIVENESS)
+        backend.gate.clear()
+        await pipeline.first.send_plan(pipeline.plan([]))
+        await _until_health(address, False)
+        backend.gate.set()
+        await pipeline.first.answer("iteration")
+        await _until_health(address, True)
+
+
+async def _health(address: str, service: str) -> bool:
+    async with open_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = await stub.Check(request, timeout=5)  # type: ignore[attr-defined]  # stubs miss it
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def _until_health(address: str, healthy: bool) -> None:
+    async with asyncio.timeout(20):
+        for service in (LIVENESS, ""):
+            while await _health(address, service) is not healthy:
+                pass
 
 
 async def test_forward_streams_of_other_epochs_and_stages_are_refused() -> None:

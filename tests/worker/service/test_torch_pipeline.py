@@ -183,14 +183,13 @@ async def test_a_profile_point_that_can_never_run(
 
 
 def test_a_stage_is_loaded_as_the_settings_say(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    block_bytes = 4 * 2 * 2 * 8 * 16 * 4
+    block_bytes = 4 * 2 * 2 * 16 * 16 * 4
     settings = fake_settings(
         tmp_path,
         fake=False,
         model_dir=tiny_llama.folder,
         stage=1,
         num_stages=2,
-        block_size=8,
         kv_memory=100 * block_bytes + 1,
         threads=1,
     )
@@ -199,7 +198,7 @@ def test_a_stage_is_loaded_as_the_settings_say(tiny_llama: TinyLlama, tmp_path: 
     assert stage.info.num_blocks == 100
     assert stage.info.max_model_len == MAX_MODEL_LEN
     assert (stage.info.stage, stage.info.num_stages, stage.info.dtype) == (1, 2, "float32")
-    assert whole_block_bytes(stage._model.config, 8) == block_bytes
+    assert whole_block_bytes(stage._model.config, 16) == block_bytes
 
 
 @pytest.mark.parametrize(
