@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 #: A stage that has not answered Configure for this long is taken for frozen.
 CONFIGURE_TIMEOUT_S = 10.0
-#: A connected stage whose lease has been gone this long, while the store answers, is taken for frozen.
-ABSENT_S = 2 * LEASE_TTL_S
+#: A stage whose membership expired this long ago, while the store answers, is taken for frozen.
+ABSENT_S = LEASE_TTL_S
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 2.0
 _GENERATION_SHIFT = 32
 
@@ -81,11 +81,14 @@ class Pipeline:
         self._round_began_s = self.clock_s()
         for slot in self._slots:
             slot.ready = None
-        if all(slot.link is not None for slot in self._slots):
+        if self._all_connected():
             # The last stage first: a stage that is configured may connect to the next one at once.
             for stage in reversed(range(self.num_stages)):
                 self._configure(stage)
         self._announce()
+
+    def _all_connected(self) -> bool:
+        return all(slot.link is not None and slot.link.connected for slot in self._slots)
 
     def send_plan(self, plan: WirePlan) -> None:
         """To stage 0, at once. A plan of an epoch that is over goes nowhere: its round's end is already told."""
@@ -152,7 +155,7 @@ class Pipeline:
             slot.seen_s = now_s
             if info["incarnation"] != slot.incarnation or info["address"] != slot.address:
                 slot.address, slot.incarnation = info["address"], info["incarnation"]
-                slot.backoff_s, slot.retry_at_s = FIRST_BACKOFF_S, 0.0
+                slot.backoff_s, slot.retry_at_s, slot.why_down = FIRST_BACKOFF_S, 0.0, ""
                 if slot.link is not None:
                     slot.link.close("another process took its place")
         self._announce()
@@ -163,20 +166,18 @@ class Pipeline:
 
     def _connect_missing(self) -> None:
         now_s = self.clock_s()
-        connected = False
         for stage, slot in enumerate(self._slots):
             if slot.link is None and slot.address and now_s >= slot.retry_at_s:
-                slot.link = StageLink(stage, slot.address, slot.incarnation, self._on_message, self._on_closed)
+                slot.link = StageLink(
+                    stage, slot.address, slot.incarnation, self._on_connected, self._on_message, self._on_closed
+                )
                 slot.retry_at_s = now_s + slot.backoff_s
                 slot.backoff_s = min(2 * slot.backoff_s, LAST_BACKOFF_S)
-                connected = True
-        if connected:
-            self.begin_round()
 
     def _check_round(self) -> None:
         if self.joined or self.clock_s() - self._round_began_s < CONFIGURE_TIMEOUT_S:
             return
-        if all(slot.link is not None for slot in self._slots):
+        if self._all_connected():
             for slot in self._slots:
                 if slot.link is not None and slot.ready is None:
                     slot.link.close("it did not answer Configure")
@@ -189,7 +190,11 @@ class Pipeline:
 
     # --- what the stages say
 
-    async def _on_message(self, link: StageLink, message: StageMessage) -> None:
+    def _on_connected(self, link: StageLink) -> None:
+        if self._slots[link.stage].link is link:
+            self.begin_round()
+
+    def _on_message(self, link: StageLink, message: StageMessage) -> None:
         if isinstance(message, Ready):
             self._on_ready(link, message)
         else:
@@ -213,6 +218,9 @@ class Pipeline:
             return
         log.warning("lost a stage: %s", why, extra={"stage": link.stage, "address": link.address})
         slot.link, slot.ready, slot.heard, slot.why_down = None, None, False, why
+        if not link.connected:
+            self._announce()
+            return
         self.inbox.put_now(Lost(link.stage, why))
         self.begin_round()
 
@@ -221,7 +229,7 @@ class Pipeline:
     def _missing(self) -> str:
         """What the round waits for: first a stage that is not there, then one that has not answered."""
         for stage, slot in enumerate(self._slots):
-            if slot.link is None or slot.why_down:
+            if slot.link is None or not slot.link.connected or slot.why_down:
                 name = f"waiting for stage {stage} of {self.num_stages}"
                 why = f": {slot.why_down}" if slot.why_down else ""
                 return f"{name} at {slot.address}{why}" if slot.address else f"{name}: no such member"

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import cast
 
 import grpc
@@ -19,21 +19,30 @@ log = logging.getLogger(__name__)
 #: that broke is left at once, so this many waiting means the stage does not read.
 MAX_OUTBOUND_MESSAGES = 1024
 
+#: A frozen process accepts a connection and then says nothing.
+CONNECT_TIMEOUT_S = 5.0
+
 
 class StageLink:
-    """Opens at once and lives until the stream ends, for whatever reason; then `on_closed` is called, once."""
+    """Opens at once and lives until the stream ends, for whatever reason; then `on_closed` is called, once.
+
+    `on_connected` is called before, unless it never came to that.
+    """
 
     def __init__(
         self,
         stage: int,
         address: str,
         incarnation: str,
-        on_message: Callable[["StageLink", StageMessage], Awaitable[None]],
+        on_connected: Callable[["StageLink"], None],
+        on_message: Callable[["StageLink", StageMessage], None],
         on_closed: Callable[["StageLink", str], None],
     ) -> None:
         self.stage = stage
         self.address = address
         self.incarnation = incarnation
+        self.connected = False
+        self._on_connected = on_connected
         self._on_message = on_message
         self._on_closed = on_closed
         self._outbound: asyncio.Queue[ControlMessage] = asyncio.Queue()
@@ -59,9 +68,15 @@ class StageLink:
     async def _run(self) -> None:
         try:
             async with open_channel(self.address) as channel:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await channel.channel_ready()
+                self.connected = True
+                self._on_connected(self)
                 await self._talk(channel)
         except asyncio.CancelledError:
             pass  # close() said why
+        except TimeoutError:
+            self._why = f"no connection within {CONNECT_TIMEOUT_S:g} s"
         except grpc.aio.AioRpcError as error:
             self._why = f"{error.code().name.lower()}: {error.details()}"
         except Exception as error:
@@ -80,7 +95,7 @@ class StageLink:
         writer = asyncio.create_task(self._write(call), name=f"stage-{self.stage}-plans")
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
-                await self._on_message(self, cast(StageMessage, message))
+                self._on_message(self, cast(StageMessage, message))
             status = await call.code()
             self._why = f"it ended the stream ({status.name.lower()}: {await call.details()})"
         finally:
