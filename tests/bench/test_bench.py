@@ -55,7 +55,7 @@ def test_a_good_run(openai: FakeOpenAi, tmp_path: Path) -> None:
     assert len(body["prompt"]) == 6  # type: ignore[arg-type]  # it is a list
     assert openai.headers[0]["authorization"] == "Bearer k"
     assert openai.headers[0]["x-a"] == "b"
-    for line in ("Successful requests", "Mean", "P99", "Normalised latency (s/token)", "By output length"):
+    for line in ("Successful requests", "Mean", "P99", "Normalised latency (s/token)", "tails by output length"):
         assert line in printed
 
 

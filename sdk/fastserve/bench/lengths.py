@@ -26,10 +26,13 @@ _MAX_REDRAWS = 100
 
 @dataclass(frozen=True, slots=True)
 class LengthModel:
-    """`inputs`, `outputs`: tokens at QUANTILES. `max_total_tokens`: the filter of the data set, or none."""
+    """`inputs`, `outputs`: tokens at QUANTILES; the means are the published ones. `max_total_tokens`: the filter of the
+    data set, or none."""
 
     inputs: Sequence[int]
     outputs: Sequence[int]
+    mean_input: float
+    mean_output: float
     rank_correlation: float
     max_total_tokens: int | None = None
 
@@ -59,6 +62,8 @@ def quantile(table: Sequence[int], probability: float) -> int:
 SHAREGPT = LengthModel(
     inputs=(1, 2, 7, 9, 13, 18, 24, 35, 55, 94, 203, 506, 863, 1229, 1460, 1636, 1864, 2028),
     outputs=(1, 4, 22, 45, 101, 157, 216, 271, 330, 405, 525, 754, 899, 1139, 1280, 1443, 1707, 2009),
+    mean_input=161.18,
+    mean_output=338.00,
     rank_correlation=0.2142,
     max_total_tokens=2047,
 )
@@ -66,6 +71,8 @@ SHAREGPT = LengthModel(
 ALPACA = LengthModel(
     inputs=(4, 6, 8, 9, 11, 12, 14, 16, 17, 20, 23, 32, 44, 65, 90, 109, 132, 160),
     outputs=(1, 1, 2, 4, 9, 13, 19, 34, 58, 83, 107, 137, 171, 215, 271, 326, 514, 530),
+    mean_input=19.31,
+    mean_output=58.45,
     rank_correlation=-0.1827,
 )
 

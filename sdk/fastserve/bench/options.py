@@ -122,7 +122,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     add("--max-input-len", type=int, metavar="N", help="cut prompts to this length, after scaling")
     add("--max-output-len", type=int, metavar="N", help="cut answers to this length, after scaling")
     add("--tokenizer", metavar="PATH", help="counts tokens of `sharegpt` texts (default: the server does)")
-    add("--vocab-size", type=int, metavar="N", help="of generated prompts (default: the server's, or 2000 over HTTP)")
+    add("--vocab-size", type=int, metavar="N", help="of generated prompts (default: the server's, or 1000 over HTTP)")
     add(
         "--num-warmups",
         "--warmups",

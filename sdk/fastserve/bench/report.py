@@ -24,15 +24,11 @@ def print_report(console: Console, setup: Setup, result: Result) -> None:
     for title, key in _HEAD:
         if result.get(key) is not None:
             table.add_row(title, _number(result[key]))
-    percentiles = [percentile_name(p) for p in setup.percentiles]
-    for metric in setup.metrics:
-        _add_block(table, f"{TITLES[metric]} (ms)", f"{metric}_ms", percentiles, result)
-    _add_block(table, "Normalised latency (s/token)", "normalised_latency", ["p95", "p99"], result)
-    table.add_section()
-    for title, key in _TAIL:
-        table.add_row(title, _number(result[key]))
+    if result["completed"]:
+        _add_latencies(table, setup, result)
     console.print(table)
-    _print_classes(console, result)
+    if result["completed"]:
+        _print_classes(console, result)
     for warning in warnings(result):
         console.print(f"[yellow]Warning:[/yellow] {warning}")
 
@@ -62,15 +58,17 @@ _TAIL = (
 )
 
 
-_CLASS_HEADINGS = (
-    "output",
-    "requests",
-    "normalised mean (s/token)",
-    "P95",
-    "TTFT P95 (ms)",
-    "E2EL P99 (ms)",
-    "longest gap (ms)",
-)
+_CLASS_HEADINGS = ("output", "requests", "s/token", "P95", "TTFT P95 ms", "E2EL P99 ms", "longest gap ms")
+
+
+def _add_latencies(table: Table, setup: Setup, result: Result) -> None:
+    percentiles = [percentile_name(p) for p in setup.percentiles]
+    for metric in setup.metrics:
+        _add_block(table, f"{TITLES[metric]} (ms)", f"{metric}_ms", percentiles, result)
+    _add_block(table, "Normalised latency (s/token)", "normalised_latency", ["p95", "p99"], result)
+    table.add_section()
+    for title, key in _TAIL:
+        table.add_row(title, _number(result[key]))
 
 
 def _add_block(table: Table, title: str, name: str, percentiles: Sequence[str], result: Result) -> None:
@@ -83,7 +81,7 @@ def _add_block(table: Table, title: str, name: str, percentiles: Sequence[str], 
 def _print_classes(console: Console, result: Result) -> None:
     classes = result["by_output_length"]
     assert isinstance(classes, dict)
-    table = Table(title="By output length (tokens)")
+    table = Table(title="Normalised latency and tails by output length (tokens)")
     for heading in _CLASS_HEADINGS:
         table.add_column(heading, justify="right")
     keys = ("mean_normalised_latency", "p95_normalised_latency", "p95_ttft_ms", "p99_e2el_ms", "longest_gap_ms")

@@ -14,7 +14,7 @@ SHAREGPT_MAX_TOTAL_TOKENS = 2048
 SHAREGPT_MIN_TOKENS = 4
 
 #: Vocabulary assumed when the server does not tell: every model has at least this many ids.
-DEFAULT_VOCAB_SIZE = 2000
+DEFAULT_VOCAB_SIZE = 1000
 
 #: Tokenises one text, wherever the tokeniser is.
 CountTokens = Callable[[str], Awaitable[int]]
