@@ -39,7 +39,8 @@ class StageRunner:
         return 0.0 if begun_s is None else time.monotonic() - begun_s
 
     def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """Run `work` after everything submitted before. Cancelling the future drops work that has not begun.
+        """Run `work` after everything submitted before. Cancelling the future drops work that has not
+        begun by the loop's next turn.
 
         Raises ResourceExhaustedError when too much is waiting.
         """
