@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import httpx
 import openai
+from tokenizers import Tokenizer
 
 from fastserve.v1 import inference_pb2_grpc, scheduler_pb2
 from fastserve_common.channels import open_channel
@@ -108,12 +109,13 @@ async def rig(
     script: Choose | Script | None = None,
     *,
     chat: bool = True,
+    tokenizer: Tokenizer | None = None,
     **overrides: Any,  # noqa: ANN401 - settings of any type
 ) -> AsyncIterator[Rig]:
     """Ready to serve. `script`: what every request gets, or a function of the submission."""
     chosen = script if script is not None else Script(ids=list(b"hello world"))
     fake = FakeScheduler(chosen if callable(chosen) else lambda _: chosen)
-    model_dir = write_model(tmp_path / "model", chat=chat)
+    model_dir = write_model(tmp_path / "model", chat=chat, tokenizer=tokenizer)
     values: dict[str, Any] = {
         "state": f"sqlite://{tmp_path}/state.db",
         "model_dir": model_dir,

@@ -144,11 +144,15 @@ def _guard_unary(method: object) -> Any:  # noqa: ANN401 - grpc types handlers p
 
 
 def _guard_stream(method: object) -> Any:  # noqa: ANN401 - grpc types handlers per arity; this serves two
-    call = cast(Callable[[object, Context], AsyncIterator[object]], method)
+    call = cast(Callable[[object, Context], AsyncIterator[object] | Awaitable[None]], method)
 
     async def guarded(request: object, context: Context) -> AsyncIterator[object]:
         try:
-            async for response in call(request, context):
+            responses = call(request, context)
+            if isinstance(responses, Awaitable):  # a handler that writes to the context itself
+                await responses
+                return
+            async for response in responses:
                 yield response
         except asyncio.CancelledError:
             await _end_if_nobody_cancelled(context)

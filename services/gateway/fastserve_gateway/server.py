@@ -23,7 +23,8 @@ from fastserve_gateway.http.app import build_app
 from fastserve_gateway.http.middleware import KeyCheck
 from fastserve_gateway.http.protocol import LimitedHttpProtocol
 from fastserve_gateway.metrics import Metrics
-from fastserve_gateway.rpc.service import SERVICE_NAMES, InferenceService, KeyInterceptor
+from fastserve_gateway.rpc.interceptors import EdgeInterceptor
+from fastserve_gateway.rpc.service import SERVICE_NAMES, InferenceService
 from fastserve_gateway.settings import GatewaySettings
 from fastserve_gateway.text.model import TextModel
 
@@ -83,7 +84,7 @@ async def running(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             store, gateway_id, reconnect_timeout_s=settings.reconnect_timeout, on_change=health.on_change
         )
         engine = Engine(settings, text, link, metrics)
-        http_socket = _listen(settings.host, settings.port)
+        http_socket = stack.enter_context(contextlib.closing(_listen(settings.host, settings.port)))
         http_port = http_socket.getsockname()[1]
         grpc_port = await _start_grpc(settings, engine, keys, health, stack)
         await _start_http(settings, engine, keys, http_socket, stack)
@@ -147,9 +148,13 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.setblocking(False)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     return listener
@@ -194,7 +199,7 @@ async def _start_grpc(
         return None
     if port is None:
         port = settings.port + 1 if settings.port else 0
-    server = GrpcServer.create(SERVICE_NAMES, [KeyInterceptor(keys)])
+    server = GrpcServer.create(SERVICE_NAMES, [EdgeInterceptor(keys)])
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server.server)
     address = f"{settings.host}:{port}"
     if settings.ssl_certfile and settings.ssl_keyfile:

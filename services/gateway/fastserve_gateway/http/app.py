@@ -30,9 +30,8 @@ def build_app(engine: Engine, keys: KeyCheck) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
-    paths = [str(getattr(route, "path", "")) for route in app.routes]
     limited = LimitBody(app, engine.settings.max_body_bytes)
-    return Observe(RequireKey(limited, keys), engine.metrics, [path for path in paths if "{" not in path])
+    return Observe(RequireKey(limited, keys), engine.metrics, list(_openapi(app)["paths"]))
 
 
 def error_response(error: FastServeError) -> JSONResponse:

@@ -1,23 +1,18 @@
 """fastserve.v1.Inference: the same requests, limits and sessions as HTTP."""
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import grpc.aio
 
 from fastserve.v1 import inference_pb2, inference_pb2_grpc
 from fastserve_common.channels import full_names
-from fastserve_common.errors import AbortedError, UnauthenticatedError
+from fastserve_common.errors import AbortedError
 from fastserve_gateway.engine.engine import Engine
 from fastserve_gateway.engine.session import Session
-from fastserve_gateway.http.middleware import KeyCheck
 from fastserve_gateway.request import GenerationRequest
 from fastserve_gateway.rpc import codec
-
-log = logging.getLogger(__name__)
 
 SERVICE_NAMES = full_names(inference_pb2.DESCRIPTOR)
 
@@ -126,44 +121,3 @@ def _abort_with_call(session: Session, context: Context) -> None:
             task.cancel()
 
     session.on_stuck = cancel
-
-
-class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """API keys as metadata `authorization: Bearer KEY`; health checks need none."""
-
-    def __init__(self, keys: KeyCheck) -> None:
-        self._keys = keys
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:  # noqa: ANN401 - grpc's own signature
-        if not handler_call_details.method.startswith("/grpc.health.v1.Health/"):
-            metadata = dict(handler_call_details.invocation_metadata or ())
-            value = metadata.get("authorization")
-            try:
-                self._keys.check(value if isinstance(value, str) else None)
-            except UnauthenticatedError as error:
-                return await self._refuse(continuation, handler_call_details, error)
-        return await continuation(handler_call_details)
-
-    async def _refuse(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        details: grpc.HandlerCallDetails,
-        error: UnauthenticatedError,
-    ) -> object:
-        """A handler of the same arity that only says no."""
-        handler = await continuation(details)
-
-        async def refuse(request: object, context: Context) -> None:
-            await context.abort(error.code, error.message)
-
-        if handler is None:
-            return None
-        if handler.request_streaming and handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(refuse)
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(refuse)
-        return grpc.unary_unary_rpc_method_handler(refuse)
