@@ -103,7 +103,7 @@ class StageClient:
             assert message.WhichOneof("message") == "iteration", message
         return message.fault
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         self.call.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._channel.close()
@@ -124,7 +124,7 @@ class Pipeline:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await asyncio.gather(*(client.close() for client in self.clients))
+        await asyncio.gather(*(client.aclose() for client in self.clients))
 
     @property
     def first(self) -> StageClient:
@@ -146,7 +146,7 @@ class Pipeline:
 
     async def reconnect(self, stage: int, address: str) -> None:
         """Another process took this stage's place."""
-        await self.clients[stage].close()
+        await self.clients[stage].aclose()
         self.addresses[stage] = address
         self.clients[stage] = StageClient(address)
 

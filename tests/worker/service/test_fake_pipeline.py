@@ -278,7 +278,7 @@ async def test_a_higher_epoch_takes_the_stage_over_and_lower_ones_are_refused() 
         await new.send_plan(stage_pb2.IterationPlan(seq=1, epoch=5))
         await new.answer("iteration")
         for client in (old, new, late):
-            await client.close()
+            await client.aclose()
 
 
 async def test_a_control_stream_begins_with_configure() -> None:
@@ -287,7 +287,7 @@ async def test_a_control_stream_begins_with_configure() -> None:
         await client.send_plan(stage_pb2.IterationPlan(seq=1, epoch=1))
         with pytest.raises(grpc.aio.AioRpcError, match="must be a configure"):
             await client.answer()
-        await client.close()
+        await client.aclose()
 
 
 async def test_plans_reach_later_stages_from_the_stage_before_only() -> None:
@@ -377,23 +377,32 @@ async def test_a_forward_stream_waits_until_its_epoch_has_come() -> None:
         await first.answer("iteration")
         await last.configure(1)
         assert (await last.answer("iteration")).iteration.seq == 1
-        await first.close()
-        await last.close()
+        await first.aclose()
+        await last.aclose()
 
 
 async def test_cancelled_streams_leave_no_task_behind() -> None:
-    async with FakeStageServer(FakeStage()) as server, open_channel(server.address) as channel:
+    async with (
+        FakeStageServer(FakeStage(stage=1, num_stages=2)) as server,
+        open_channel(server.address) as channel,
+    ):
         stub = stage_pb2_grpc.StageStub(channel)
         before = len(asyncio.all_tasks())
-        for epoch in range(1, 201):
-            call = stub.Control()
-            await call.write(stage_pb2.ControlMessage(configure=stage_pb2.Configure(epoch=epoch)))
+        for epoch in range(1, 251):
+            control, forward = stub.Control(), stub.Forward()
+            await control.write(stage_pb2.ControlMessage(configure=stage_pb2.Configure(epoch=epoch)))
+            hello = stage_pb2.ForwardHello(epoch=epoch + epoch % 2, from_stage=0)  # every other one has to wait
+            await forward.write(stage_pb2.ForwardMessage(hello=hello))
             if epoch % 3:
-                await call.write(stage_pb2.ControlMessage(plan=stage_pb2.IterationPlan(seq=1, epoch=epoch)))
-            if epoch % 2:
-                await call.read()
-            call.cancel()
+                plan = stage_pb2.IterationPlan(seq=1, epoch=epoch)
+                await forward.write(stage_pb2.ForwardMessage(plan=plan))
+            if epoch % 5 == 0:
+                await control.read()
+            forward.cancel()
+            control.cancel()
         await _until(lambda: len(asyncio.all_tasks()) <= before + 2)
+        async with contextlib.aclosing(StageClient(server.address)) as client:
+            assert (await client.configure(1000)).epoch == 1000
 
 
 async def _until(condition: Callable[[], bool]) -> None:
