@@ -3,6 +3,7 @@
 Everything a layer needs is computed here once per iteration, not once per layer.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch
 
 from fastserve_worker.engine.attention.params import AttentionParams
 from fastserve_worker.engine.kv_pool import KvPool
+from fastserve_worker.engine.native.kernels import BatchStruct
 
 BlockTable = Sequence[int] | memoryview
 
@@ -64,10 +66,11 @@ class PagedBatch:
         self.token_offsets = torch.from_numpy(positions % pool.block_size).to(pool.device)
         #: int64 [num_sampled]: packed index of each row's last token, rows with sample=True only, in row order.
         self.sample_rows = torch.from_numpy((row_ends - 1)[sampled]).to(pool.device)
-        #: Addresses of the int32 arrays, taken once.
-        self.tables_address = tables.ctypes.data
-        self.row_offsets_address = self.host_row_offsets.ctypes.data
-        self.ctx_lens_address = self.host_ctx_lens.ctypes.data
+        self.struct = BatchStruct(
+            *(self.num_tokens, self.num_rows, tables.shape[1], pool.data.stride(0)),
+            *(array.ctypes.data for array in (tables, self.host_row_offsets, self.host_ctx_lens)),
+        )
+        self.struct_address = ctypes.addressof(self.struct)
         #: Told what each layer's attention does with its scores; for finding that out before a layer is replaced.
         self.on_attention: Callable[[AttentionParams], None] | None = None
         self._device_tables: torch.Tensor | None = None

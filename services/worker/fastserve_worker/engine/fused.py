@@ -1,4 +1,4 @@
-"""Decoder layers of Llama's form as a handful of native calls instead of some forty torch operations.
+"""Decoder layers of Llama's form as one native call instead of some forty torch operations.
 
 A layer is recognised by its parts and replaced only after it was shown to compute the same: both forms run on the
 same input, and what differs by more than rounding is left as transformers wrote it. So a new variant of the form
@@ -6,19 +6,18 @@ same input, and what differs by more than rounding is left as transformers wrote
 """
 
 import logging
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import nn
 
-from fastserve_worker.engine.attention.native import paged_call, supports
+from fastserve_worker.engine.attention.native import supports
 from fastserve_worker.engine.attention.params import AttentionParams
 from fastserve_worker.engine.batch import BatchRow, PagedBatch
 from fastserve_worker.engine.kv_pool import KvPool
 from fastserve_worker.engine.linear import pack
 from fastserve_worker.engine.native import NativeKernels
-from fastserve_worker.engine.native.kernels import PackedWeight
+from fastserve_worker.engine.native.layer import LayerWeights, NativeLayer, NormWeight
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +29,6 @@ _TOLERANCE = 1e-4
 _PROBE_TOKENS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    weight: torch.Tensor
-    epsilon: float
-
-
 class FusedDecoderLayer(nn.Module):
     """norm, qkv, rotation, attention, output + residual, norm, gate and up, silu, down + residual."""
 
@@ -45,20 +38,20 @@ class FusedDecoderLayer(nn.Module):
         """`pool`: one with the shape of the pools that batches will bring; `params`: of this layer's attention."""
         super().__init__()
         attention, mlp = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
-        self._kernels = kernels
-        self._layer = int(attention.layer_idx)  # type: ignore[arg-type]  # nn.Module types attributes as tensors
-        self._params = params
-        self._head_dim, self._num_kv_heads = pool.head_dim, pool.num_kv_heads
-        self._qkv = pack(kernels, _linears(attention, _PROJECTIONS[:3]), linear_kind)
-        self._output = pack(kernels, _linears(attention, _PROJECTIONS[3:]), linear_kind)
-        self._gate_up = pack(kernels, _linears(mlp, _MLP_PARTS[:2]), linear_kind)
-        self._down = pack(kernels, _linears(mlp, _MLP_PARTS[2:]), linear_kind)
-        self._num_heads = self._output.num_inputs // pool.head_dim
-        self._input_norm = _norm(layer.get_submodule("input_layernorm"))
-        self._mlp_norm = _norm(layer.get_submodule("post_attention_layernorm"))
         has_norms = hasattr(attention, "q_norm")
-        self._query_norm = _norm(attention.get_submodule("q_norm")) if has_norms else None
-        self._key_norm = _norm(attention.get_submodule("k_norm")) if has_norms else None
+        weights = LayerWeights(
+            qkv=pack(kernels, _linears(attention, _PROJECTIONS[:3]), linear_kind),
+            output=pack(kernels, _linears(attention, _PROJECTIONS[3:]), linear_kind),
+            gate_up=pack(kernels, _linears(mlp, _MLP_PARTS[:2]), linear_kind),
+            down=pack(kernels, _linears(mlp, _MLP_PARTS[2:]), linear_kind),
+            input_norm=_norm(layer.get_submodule("input_layernorm")),
+            mlp_norm=_norm(layer.get_submodule("post_attention_layernorm")),
+            query_norm=_norm(attention.get_submodule("q_norm")) if has_norms else None,
+            key_norm=_norm(attention.get_submodule("k_norm")) if has_norms else None,
+        )
+        self._layer = int(attention.layer_idx)  # type: ignore[arg-type]  # nn.Module types attributes as tensors
+        self._shape = (pool.num_kv_heads, pool.head_dim, pool.block_size, pool.dtype, pool.device)
+        self._run = NativeLayer(kernels, weights, params, num_kv_heads=pool.num_kv_heads, head_dim=pool.head_dim)
 
     def forward(
         self,
@@ -69,33 +62,12 @@ class FusedDecoderLayer(nn.Module):
         **_: object,
     ) -> torch.Tensor:
         """[1, tokens, hidden] -> [1, tokens, hidden]."""
-        kernels, hidden = self._kernels, hidden_states[0]
-        qkv = self._linear(self._rms_norm(hidden, self._input_norm), self._qkv)
-        heads, kv_heads, dim = self._num_heads, self._num_kv_heads, self._head_dim
-        key_at, value_at = heads * dim, (heads + kv_heads) * dim
-        if self._query_norm is not None and self._key_norm is not None:
-            kernels.rms_norm_heads_(qkv, heads, self._query_norm.weight, self._query_norm.epsilon)
-            kernels.rms_norm_heads_(qkv[:, key_at:], kv_heads, self._key_norm.weight, self._key_norm.epsilon)
-        cos, sin = position_embeddings
-        kernels.rotate_(qkv, heads + kv_heads, dim, cos[0], sin[0])
-        attended = kernels.attention(
-            qkv[:, :key_at].unflatten(1, (heads, dim)),  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            qkv[:, key_at:value_at].unflatten(1, (kv_heads, dim)),  # type: ignore[no-untyped-call]  # as above
-            qkv[:, value_at:].unflatten(1, (kv_heads, dim)),  # type: ignore[no-untyped-call]  # as above
-            paged_call(self._layer, paged),
-            scale=self._params.scale,
-            softcap=self._params.softcap,
-            window=self._params.window,
-        )
-        hidden = self._linear(attended.view(-1, key_at), self._output, hidden)
-        gate_up = self._linear(self._rms_norm(hidden, self._mlp_norm), self._gate_up)
-        return self._linear(kernels.silu_mul(gate_up), self._down, hidden)[None]
-
-    def _linear(self, x: torch.Tensor, weight: PackedWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return self._kernels.linear(x, weight, residual)
-
-    def _rms_norm(self, x: torch.Tensor, norm: _Norm) -> torch.Tensor:
-        return self._kernels.rms_norm(x, norm.weight, norm.epsilon)
+        pool, (cos, sin) = paged.pool, position_embeddings
+        if (pool.num_kv_heads, pool.head_dim, pool.block_size, pool.dtype, pool.device) != self._shape:
+            raise ValueError("fused layers need a float32 CPU pool of this model with blocks of 16 tokens")
+        hidden = hidden_states[0].contiguous()
+        address = pool.layer_address(self._layer)
+        return self._run(hidden, cos[0].contiguous(), sin[0].contiguous(), paged.struct_address, address)[None]
 
 
 class FusedRmsNorm(nn.Module):
@@ -154,13 +126,13 @@ def _is_rms_norm(module: nn.Module) -> bool:
     return type(module).__name__.endswith("RMSNorm") and isinstance(weight, torch.Tensor) and weight.ndim == 1
 
 
-def _norm(module: nn.Module) -> _Norm:
+def _norm(module: nn.Module) -> NormWeight:
     epsilon = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None) or 0.0
     weight = cast(torch.Tensor, module.weight).detach()
     # Gemma's classes keep the distance from 1. Either form is tried on numbers before it is used.
     if type(module).__name__.startswith("Gemma"):
         weight = weight + 1.0
-    return _Norm(weight, float(epsilon))
+    return NormWeight(weight, float(epsilon))
 
 
 def _linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear]:

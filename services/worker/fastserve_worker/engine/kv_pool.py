@@ -46,6 +46,7 @@ class KvPool:
         extents = (num_blocks, num_layers, num_kv_heads)
         self._keys: torch.Tensor = self.data[:, :, 0].view(*extents, head_dim, block_size)
         self._values: torch.Tensor = self.data[:, :, 1].view(*extents, block_size, head_dim)
+        self._address, self._layer_bytes = self.data.data_ptr(), self.data.stride(1) * dtype.itemsize
         self._bytes = self.data.view(num_blocks, -1).view(torch.uint8)
 
     @classmethod
@@ -75,6 +76,10 @@ class KvPool:
     def values(self, layer: int) -> torch.Tensor:
         """[num_blocks, kv_heads, block_size, head_dim], a view."""
         return self._values[:, layer]
+
+    def layer_address(self, layer: int) -> int:
+        """Memory address of a layer's keys in block 0."""
+        return self._address + layer * self._layer_bytes
 
     def write(
         self, layer: int, blocks: torch.Tensor, offsets: torch.Tensor, key: torch.Tensor, value: torch.Tensor

@@ -76,13 +76,13 @@ def replace_linears(model: nn.Module, kind: str) -> None:
 
 def pack(kernels: NativeKernels, layers: list[nn.Linear], kind: str) -> PackedWeight:
     """Layers with the same input as one weight, their outputs one after another."""
-    weights: list[torch.Tensor] = []
-    weights.extend(layer.weight for layer in layers)
-    weight = torch.cat(weights)
+    weight = torch.cat([layer.weight for layer in layers])
     biases = [layer.bias for layer in layers]
     if all(bias is None for bias in biases):
         return kernels.pack(_narrow(weight, kind), None)
-    filled = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+    filled: list[torch.Tensor] = [
+        layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers
+    ]
     return kernels.pack(_narrow(weight, kind), torch.cat(filled))
 
 

@@ -5,7 +5,7 @@ import torch
 from fastserve_worker.engine.attention.params import AttentionParams
 from fastserve_worker.engine.batch import PagedBatch
 from fastserve_worker.engine.kv_pool import KvPool
-from fastserve_worker.engine.native.kernels import BLOCK_SIZE, MAX_HEAD_DIM, NativeKernels, PagedCall
+from fastserve_worker.engine.native.kernels import BLOCK_SIZE, MAX_HEAD_DIM, NativeKernels
 
 
 def supports(pool: KvPool) -> bool:
@@ -33,24 +33,11 @@ def attend(
         _heads_together(query),
         _heads_together(key),
         _heads_together(value),
-        paged_call(layer, batch),
+        batch.struct,
+        batch.pool.layer_address(layer),
         scale=params.scale,
         softcap=params.softcap,
         window=params.window,
-    )
-
-
-def paged_call(layer: int, batch: PagedBatch) -> PagedCall:
-    """Addresses of one layer of the batch's pool."""
-    pool = batch.pool
-    return PagedCall(
-        pool_layer=pool.data.data_ptr() + layer * pool.data.stride(1) * pool.dtype.itemsize,
-        block_stride=pool.data.stride(0),
-        tables=batch.tables_address,
-        max_blocks=batch.host_tables.shape[1],
-        row_offsets=batch.row_offsets_address,
-        ctx_lens=batch.ctx_lens_address,
-        num_rows=batch.num_rows,
     )
 
 

@@ -24,7 +24,8 @@ _MODES = ("auto", "require", "off")
 PANEL_WIDTH = 16
 MAX_HEAD_DIM = 512
 BLOCK_SIZE = 16
-_WEIGHT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+#: How `linear.cpp` calls the dtypes of packed weights.
+WEIGHT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 _PTR, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 
@@ -39,17 +40,13 @@ class PackedWeight:
     bias: torch.Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class PagedCall:
-    """Where attention finds the cache: one layer of a pool, and the batch's tables as int32 addresses."""
+class BatchStruct(ctypes.Structure):
+    """The tables of one iteration, as `layer.cpp` reads them."""
 
-    pool_layer: int
-    block_stride: int
-    tables: int
-    max_blocks: int
-    row_offsets: int
-    ctx_lens: int
-    num_rows: int
+    _fields_ = (
+        *((name, _LONG) for name in ("num_tokens", "num_rows", "max_blocks", "block_stride")),
+        *((name, _PTR) for name in ("tables", "row_offsets", "ctx_lens")),
+    )
 
 
 class NativeKernels:
@@ -75,6 +72,9 @@ class NativeKernels:
         self._rotate.argtypes = [_PTR, _LONG, _LONG, _LONG, _LONG, _LONG, _PTR, _PTR, _INT]
         self._silu_mul = lib.fastserve_silu_mul
         self._silu_mul.argtypes = [_PTR, _LONG, _LONG, _PTR, _INT]
+        self.decoder_layer = lib.fastserve_decoder_layer
+        self.decoder_layer.argtypes = [_PTR, _PTR, _PTR, _PTR, _PTR, _LONG, _PTR, _PTR, _INT]
+        self.decoder_layer.restype = None
         for function in (self._linear, self._attention, self._rms_norm, self._rotate, self._silu_mul):
             function.restype = None
 
@@ -96,7 +96,7 @@ class NativeKernels:
         y = x.new_empty(rows, weight.num_outputs)
         self._linear(
             *(x.data_ptr(), rows, x.stride(0)),
-            *(weight.panels.data_ptr(), _WEIGHT_KINDS[weight.panels.dtype], weight.num_inputs, weight.num_outputs),
+            *(weight.panels.data_ptr(), WEIGHT_KINDS[weight.panels.dtype], weight.num_inputs, weight.num_outputs),
             None if weight.bias is None else weight.bias.data_ptr(),
             None if residual is None else residual.data_ptr(),
             *(y.data_ptr(), weight.num_outputs, torch.get_num_threads()),
@@ -108,19 +108,23 @@ class NativeKernels:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        call: PagedCall,
+        batch: BatchStruct,
+        pool_layer: int,
         *,
         scale: float,
         softcap: float | None,
         window: int | None,
     ) -> torch.Tensor:
-        """query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] -> like query, contiguous."""
+        """query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] -> like query, contiguous.
+
+        `pool_layer`: address of the layer in the pool's first block.
+        """
         tokens, heads, head_dim = query.shape
         output = query.new_empty(tokens, heads, head_dim)
         self._attention(
             *(query.data_ptr(), query.stride(0), key.data_ptr(), key.stride(0), value.data_ptr(), value.stride(0)),
-            *(call.pool_layer, call.block_stride, call.tables, call.max_blocks, call.row_offsets, call.ctx_lens),
-            *(call.num_rows, heads, key.shape[1], head_dim, scale, softcap or 0.0, window or 0),
+            *(pool_layer, batch.block_stride, batch.tables, batch.max_blocks, batch.row_offsets, batch.ctx_lens),
+            *(batch.num_rows, heads, key.shape[1], head_dim, scale, softcap or 0.0, window or 0),
             *(output.data_ptr(), heads * head_dim, torch.get_num_threads()),
         )
         return output

@@ -5,6 +5,8 @@
 //
 // Softmax runs online, block by block from the start of the context. What a query row computes does not depend on how
 // its prompt was cut into chunks nor on the other rows: a block that is masked for it leaves its state exactly as it is.
+#include "kernels.h"
+
 #include <vector>
 
 #include "tile.h"

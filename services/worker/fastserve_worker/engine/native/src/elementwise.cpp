@@ -1,5 +1,7 @@
 // The small operations between the products of a decoder layer, each one pass over its data.
 // Products and sums round one by one (no contraction), as the same expressions in torch do.
+#include "kernels.h"
+
 #include <cmath>
 
 #include "simd.h"

@@ -8,6 +8,8 @@
 //
 // Each output is one chain of fused multiply-adds over k in ascending order. It depends on neither the number of rows
 // nor their place in the batch nor the number of threads: results are bitwise batch-invariant.
+#include "kernels.h"
+
 #include <vector>
 
 #include "tile.h"
