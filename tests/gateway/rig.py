@@ -37,6 +37,15 @@ async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
         await asyncio.sleep(0.005)
 
 
+async def until_status(http: httpx.AsyncClient, path: str, status: int, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if (await http.get(path)).status_code == status:
+            return
+        assert time.monotonic() < deadline, f"{path} did not become {status}"
+        await asyncio.sleep(0.02)
+
+
 @dataclass
 class Rig:
     gateway: Gateway
