@@ -88,7 +88,7 @@ def test_enough_jobs_fill_every_batch() -> None:
 def test_sharing_keeps_both_stages_busy() -> None:
     """Four equal jobs on two stages: without the share one batch of four would leave each stage idle half the time."""
     core = ready_core(num_stages=2, max_batch_size=8)
-    result = simulate(core, [(0, JobArrived(job_id, 5, 200)) for job_id in range(1, 5)], PerToken(2), 100_000)
+    result = simulate(core, [(0, JobArrived(job_id, 5, 200)) for job_id in range(1, 5)], PerToken(2), 500)
     assert all(busy_ns > 0.95 * result.end_ns for busy_ns in result.busy_ns)
 
 
@@ -105,7 +105,7 @@ def test_the_number_of_stages_does_not_change_who_comes_first() -> None:
     for stages in (1, 2, 4):
         core = ready_core(num_stages=stages, max_batch_size=1, policy="fcfs")
         arrivals = [(0, JobArrived(job_id, 5 * job_id, 4)) for job_id in range(1, 9)]
-        result = simulate(core, arrivals, PerToken(stages), 100_000)
+        result = simulate(core, arrivals, PerToken(stages), 500)
         orders.append([job.job_id for job in sorted(result.jobs.values(), key=lambda job: job.first_token_ns)])
     assert orders[0] == orders[1] == orders[2] == list(range(1, 9))
 

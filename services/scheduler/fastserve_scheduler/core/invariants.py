@@ -34,6 +34,8 @@ def _check_places(core: SchedulerCore) -> None:
     waiting = [*core.line.ready, *core.line.absent]
     placed = sorted(job.job_id for job in [*flying, *waiting])
     _require(placed == sorted(core.jobs), f"jobs {sorted(core.jobs)} are in places of {placed}", core)
+    for job in core.jobs.values():
+        _require(job.started or job.level >= job.joined_level, "promoted before its first token", core, job)
     for job in waiting:
         _require(not job.in_flight, "in line and in flight", core, job)
         _require(not job.aborted, "aborted, but waits", core, job)

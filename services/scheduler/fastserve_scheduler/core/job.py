@@ -42,8 +42,6 @@ class Job:
     place: int = 0
     #: Served before all queues until its next token.
     ticket: bool = False
-    #: Promoted, and has not run since.
-    lifted: bool = False
     rank: Rank = ()
 
     # Written by the wait clock alone.

@@ -46,7 +46,6 @@ class FeedbackQueues(Order):
 
     def ran(self, job: Job, spent_ns: int, turn_over: bool) -> None:
         job.used_ns += spent_ns
-        job.lifted = False
         if not turn_over:
             return
         if job.ticket:
@@ -61,14 +60,13 @@ class FeedbackQueues(Order):
         """Promote to Q1 with a fresh quantum, or hand out a ticket.
 
         A ticket goes to a job without a first token (Q1's quantum does not cover its first iteration), to one that
-        Q1 did not help, and to everybody under `return`.
+        starves in Q1 itself, and to everybody under `return`.
         """
-        if self._config.promotion == "return" or not job.started or job.level == 0 or job.lifted:
+        if self._config.promotion == "return" or not job.started or job.level == 0:
             job.ticket = True
             job.place = self._tail()
             return True
         self._move(job, 0)
-        job.lifted = True
         return False
 
     def retime(self) -> None:
