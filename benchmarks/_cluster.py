@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import grpc
+
 from fastserve._http import HttpClient, HttpError
+from fastserve.cli.find import scheduler_address
+from fastserve.v1.scheduler_pb2 import GetStateRequest
+from fastserve.v1.scheduler_pb2_grpc import SchedulerStub
+from fastserve_common.channels import open_channel
 from fastserve_common.lifecycle import SUPERVISOR_PID_ENV
 from fastserve_common.state import StateError, open_state
 
@@ -104,6 +110,23 @@ async def _ready_gateway(state_url: str) -> dict[str, str] | None:
     except (StateError, HttpError):
         return None
     return None
+
+
+def num_preemptions(where: Cluster) -> int:
+    """Since the scheduler started. Raises ClusterError when it does not answer."""
+
+    async def ask() -> int:
+        address = await scheduler_address(where.state_url)
+        if address is None:
+            raise ClusterError("no scheduler is registered")
+        async with open_channel(address) as channel:
+            state = await SchedulerStub(channel).GetState(GetStateRequest(), timeout=10)
+        return state.preemptions
+
+    try:
+        return asyncio.run(ask())
+    except (StateError, grpc.RpcError) as error:
+        raise ClusterError(f"the scheduler does not answer: {error}") from error
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -30,12 +30,15 @@ class Row:
     output_tokens_per_s: float
     longest_gap_s: float
     p95_longest_gap_s: float
+    preemptions: int
     length_class_fairness: float
     p99_client_lag_s: float
     client_cpu_share: float
 
     @classmethod
-    def of(cls, policy: str, load: float, repeat: int, offered_rps: float, measured: Measured) -> Self:
+    def of(
+        cls, policy: str, load: float, repeat: int, offered_rps: float, measured: Measured, preemptions: int
+    ) -> Self:
         run = measured.run
         normalised_s, ttft_s, gaps_s = run.normalised_s(), run.samples_s("ttft"), run.longest_gaps_s()
         return cls(
@@ -54,6 +57,7 @@ class Row:
             output_tokens_per_s=run.per_second(run.output_tokens),
             longest_gap_s=gaps_s[-1] if gaps_s else 0.0,
             p95_longest_gap_s=stats.percentile(gaps_s, 95),
+            preemptions=preemptions,
             length_class_fairness=run.fairness(),
             p99_client_lag_s=stats.percentile(sorted(o.lag_s for o in run.outcomes), 99),
             client_cpu_share=measured.cpu_s / run.duration_s,
@@ -101,8 +105,8 @@ def table(rows: Sequence[Row], baseline: str) -> str:
     """Markdown. Every row says its load and run length; ratios below 1 are better than the baseline."""
     lines = [
         "| load | policy | requests | run (s) | mean (s/token) | P95 | P99 | mean / "
-        f"{baseline} | P95 / {baseline} | TTFT mean (s) | TTFT P95 | tokens/s | longest gap (s) |",
-        "|" + "---:|" + "---|" + "---:|" * 11,
+        f"{baseline} | P95 / {baseline} | TTFT mean (s) | TTFT P95 | tokens/s | longest gap (s) | preemptions |",
+        "|" + "---:|" + "---|" + "---:|" * 12,
     ]
     for (load, policy), group in grouped(rows, baseline).items():
         cells = [
@@ -119,6 +123,7 @@ def table(rows: Sequence[Row], baseline: str) -> str:
             f"{group.mean(lambda row: row.p95_ttft_s):.2f}",
             f"{group.mean(lambda row: row.output_tokens_per_s):.1f}",
             f"{max(row.longest_gap_s for row in group.runs):.2f}",
+            f"{group.mean(lambda row: row.preemptions):.0f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

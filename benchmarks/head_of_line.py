@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from _cluster import Cluster, ClusterError, cluster
+from _cluster import Cluster, ClusterError, cluster, num_preemptions
 from _head_of_line_report import Row, save_plot, table
 
 from fastserve._http import HttpClient
@@ -144,9 +144,9 @@ def measure_policy(plan: Plan, policy: str, repeat: int, capacity_rps: float) ->
     with cluster(plan.model, plan.flags(policy)) as where:
         warm_up(where, plan)
         for load in plan.loads:
-            rate_rps = load * capacity_rps
+            rate_rps, before = load * capacity_rps, num_preemptions(where)
             measured = asyncio.run(send(where, plan.requests(seed), plan.offsets_s(seed, rate_rps)))
-            row = Row.of(policy, load, repeat, rate_rps, measured)
+            row = Row.of(policy, load, repeat, rate_rps, measured, num_preemptions(where) - before)
             print(row.sentence(), flush=True)
             rows.append(row)
     return rows

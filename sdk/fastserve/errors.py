@@ -87,6 +87,8 @@ def from_rpc(error: grpc.RpcError, request_id: str = "") -> FastServeError:
     """The typed error for a failed call, sync or async."""
     code = error.code()
     message = error.details() or code.name.replace("_", " ").lower()
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        message = f"the deadline passed before the answer was complete ({message})"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ResourceExhaustedError(message, request_id=request_id, retry_after_s=_retry_after_s(error))
     if code is grpc.StatusCode.UNAVAILABLE:

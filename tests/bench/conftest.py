@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server in a thread. What goes wrong is chosen by the request body's `mode`."""
+"""A small OpenAI-compatible server in a thread. What goes wrong is chosen by the body's `mode` or `model`."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ class FakeOpenAi:
         body = await request.json()
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
-        mode = body.get("mode", "fine")
+        mode = body.get("mode", body["model"])
         if mode == "full" or (mode == "every-other-full" and len(self.bodies) % 2 == 0):
             return JSONResponse({"error": {"message": "the queue is full"}}, status_code=429)
         if mode == "plain-500":

@@ -1,6 +1,11 @@
 """`fastserve chat` from a pipe, against the fake OpenAI server that the benchmark is tested with."""
 
 import io
+import os
+import pty
+import select
+import sys
+import time
 
 import pytest
 
@@ -51,3 +56,50 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert "cannot connect" in capsys.readouterr().err
     assert chat(monkeypatch, FakeOpenAi(url="127.0.0.1"), "hi") == 2
     assert "--url: base URL" in capsys.readouterr().err
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *argv: str) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execv(argv[0], argv)
+        self.seen = ""
+
+    def expect(self, text: str, timeout_s: float = 30.0) -> None:
+        """Read until `text` has appeared since the last call."""
+        deadline_s = time.monotonic() + timeout_s
+        while text not in self.seen:
+            readable, _, _ = select.select([self.fd], [], [], max(deadline_s - time.monotonic(), 0))
+            assert readable, f"{text!r} did not appear after {self.seen!r}"
+            self.seen += os.read(self.fd, 4096).decode()
+        self.seen = self.seen.partition(text)[2]
+
+    def write(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def wait(self) -> int:
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self.fd)
+        return status
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # the child execs at once
+def test_ctrl_c_ends_an_answer_and_not_the_chat(openai: FakeOpenAi) -> None:
+    flags = ("--url", openai.url, "--max-tokens", "2", "--model", "hang")
+    terminal = Terminal(sys.executable, "-m", "fastserve.cli", "chat", *flags)
+    terminal.expect("> ")
+    terminal.write("\x03")
+    terminal.expect("> ")
+    for turn in ("first", "second"):
+        terminal.write(f"{turn}\n")
+        terminal.expect("w ")
+        terminal.write("\x03")
+        assert openai.cut_off.acquire(timeout=20)
+        terminal.expect("> ")
+    terminal.write("\x04")
+    assert terminal.wait() == 0
+    assert [body["messages"] for body in openai.bodies] == [
+        [{"role": "user", "content": turn}] for turn in ("first", "second")
+    ]

@@ -8,6 +8,9 @@ from fastserve._calls import DEFAULT_ADDRESS
 from fastserve.types import GenerateOptions
 from fastserve_common.settings import SettingsError
 
+#: Exit status after Ctrl-C, as shells report it.
+EXIT_INTERRUPTED = 130
+
 API_KEY_ENV = "FASTSERVE_API_KEY"
 
 

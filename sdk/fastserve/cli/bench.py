@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from fastserve.bench import command, options
-from fastserve.cli.arguments import Parser
-from fastserve.cli.generate import EXIT_INTERRUPTED
+from fastserve.cli.arguments import EXIT_INTERRUPTED, Parser
 from fastserve_common.settings import SettingsError
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from fastserve._http import HttpClient, HttpError, SseLines
-from fastserve.cli.arguments import Parser, add_api_key, add_sampling, sampling
+from fastserve.cli.arguments import EXIT_INTERRUPTED, Parser, add_api_key, add_sampling, sampling
 from fastserve_common.settings import SettingsError
 
 Message = dict[str, str]
@@ -36,6 +36,8 @@ def run(argv: Sequence[str]) -> int:
         except (ChatError, HttpError) as error:
             print(f"fastserve chat: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
         finally:
             loop.run(http.close())
 
@@ -133,7 +135,12 @@ def _lines(interactive: bool) -> Iterator[str]:
     while True:
         try:
             line = input("> ") if interactive else next(sys.stdin)
-        except (EOFError, StopIteration, KeyboardInterrupt):
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            print()
+            continue
+        except (EOFError, StopIteration):
             return
         if line.strip():
             yield line.strip()

@@ -5,14 +5,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastserve.cli.arguments import Parser, add_address, add_api_key, add_sampling, sampling
+from fastserve.cli.arguments import EXIT_INTERRUPTED, Parser, add_address, add_api_key, add_sampling, sampling
 from fastserve.client import Client
 from fastserve.errors import FastServeError
 from fastserve.types import GenerateOptions, Usage
 from fastserve_common.settings import SettingsError
-
-#: Exit status after Ctrl-C, as shells report it.
-EXIT_INTERRUPTED = 130
 
 
 def run(argv: Sequence[str]) -> int:
