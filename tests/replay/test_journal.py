@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastserve_scheduler import replay as command
 from fastserve_scheduler.core.commands import FinishJob, FinishReason, PlanItem, RunIteration
 from fastserve_scheduler.core.config import CoreConfig, MlfqConfig
 from fastserve_scheduler.core.events import (
@@ -55,6 +56,7 @@ events = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(events)
 def test_events_round_trip_through_json(event: Event) -> None:
     assert decode_event(json.loads(json.dumps(encode_event(event)))) == event
@@ -166,3 +168,28 @@ def test_recorded_incidents_replay_byte_for_byte(journal: Path) -> None:
     result = replay(journal, check=True)
     assert result.divergence is None
     assert result.num_events > 50
+
+
+def test_the_command_tells_the_outcome_and_a_jobs_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write(tmp_path / "j", 3)
+    assert command.main([str(tmp_path / "j"), "1"]) == 0
+    *story, verdict = capsys.readouterr().out.splitlines()
+    assert verdict == "13 events, the same commands"
+    assert "arrived" in story[0]
+    assert "finished" in story[-1]
+
+
+def test_the_command_shows_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write(tmp_path / "j", 3)
+    text = (tmp_path / "j").read_text().replace('"FinishJob",0,"length"', '"FinishJob",0,"stop"')
+    (tmp_path / "j").write_text(text)
+    assert command.main([str(tmp_path / "j")]) == 1
+    shown = capsys.readouterr().out
+    assert '"stop"' in shown
+    assert '"length"' in shown
+
+
+@pytest.mark.parametrize("argv", [[], ["j", "x"], ["missing"], ["j", "1", "2"]])
+def test_the_command_refuses_what_it_cannot_do(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(argv) == 2
+    assert capsys.readouterr().err

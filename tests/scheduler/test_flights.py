@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastserve_scheduler.core.commands import PlanItem, RunIteration
@@ -125,6 +125,7 @@ def test_a_fault_on_another_plan_leaves_the_rest_unsuspected() -> None:
     assert jobs_of(flights.departures()) == [(3, 4)]
 
 
+@settings(deadline=None)
 @given(
     jobs=st.lists(st.integers(1, 12), min_size=1, max_size=12, unique=True),
     poison=st.sets(st.integers(1, 12), max_size=3),

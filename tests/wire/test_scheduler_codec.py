@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastserve.v1 import sampling_pb2, scheduler_pb2, stage_pb2
@@ -92,18 +92,21 @@ def _item_from_pb(pb: stage_pb2.PlanItem) -> WireItem:
     )
 
 
+@settings(deadline=None)
 @given(st.builds(WirePlan, u64, u64, st.lists(items(), max_size=5).map(tuple)))
 def test_plans_round_trip(plan: WirePlan) -> None:
     pb = stage_pb2.ControlMessage.FromString(codec.control_message_to_wire(plan)).plan
     assert WirePlan(pb.seq, pb.epoch, tuple(map(_item_from_pb, pb.items))) == plan
 
 
+@settings(deadline=None)
 @given(u64, names)
 def test_configure_round_trips(epoch: int, address: str) -> None:
     pb = stage_pb2.ControlMessage.FromString(codec.control_message_to_wire(Configure(epoch, address))).configure
     assert (pb.epoch, pb.next_stage_address) == (epoch, address)
 
 
+@settings(deadline=None)
 @given(st.builds(Measure, u64, u64, st.lists(st.builds(Point, u32, u32, u32), max_size=5).map(tuple)))
 def test_profile_orders_round_trip(order: Measure) -> None:
     pb = stage_pb2.ControlMessage.FromString(codec.control_message_to_wire(order)).profile
@@ -111,6 +114,7 @@ def test_profile_orders_round_trip(order: Measure) -> None:
     assert Measure(pb.profile_id, pb.epoch, points) == order
 
 
+@settings(deadline=None)
 @given(
     request_id=names,
     prompt=ids,
@@ -190,6 +194,7 @@ def test_a_batch_is_its_messages_in_order() -> None:
     assert list(batch.messages) == [_said(codec.scheduler_message_to_wire(part)) for part in parts]
 
 
+@settings(deadline=None)
 @given(st.builds(Tokens, names, u32, packed))
 def test_tokens_round_trip(tokens: Tokens) -> None:
     pb = _said(codec.scheduler_message_to_wire(tokens)).tokens
@@ -228,6 +233,7 @@ def test_hello_and_status_round_trip() -> None:
     assert (status.ready, status.detail) == (True, "all there")
 
 
+@settings(deadline=None)
 @given(st.builds(Ready, *[u64, *[u32] * 6, names, u64, names, names]))
 def test_ready_round_trips(ready: Ready) -> None:
     pb = stage_pb2.StageReady(
@@ -246,6 +252,7 @@ def test_ready_round_trips(ready: Ready) -> None:
     assert codec.stage_message_from_wire(stage_pb2.StageMessage(ready=pb).SerializeToString()) == ready
 
 
+@settings(deadline=None)
 @given(st.builds(Report, u64, u64, u32, u64, u64, ids))
 def test_reports_round_trip(report: Report) -> None:
     pb = stage_pb2.IterationReport(

@@ -7,7 +7,7 @@ looked at.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fastserve_scheduler.core.scheduler import SchedulerCore
@@ -49,18 +49,16 @@ from fastserve_scheduler.messages import (
 )
 from fastserve_scheduler.metrics import Metrics
 from fastserve_scheduler.pipeline import Pipeline
-from fastserve_scheduler.profiler import ProfileError, Profiler
+from fastserve_scheduler.profile_search import ProfileSearch
+from fastserve_scheduler.profiler import Profiler
 from fastserve_scheduler.runner import Runner
 from fastserve_scheduler.sessions import Sessions
 from fastserve_scheduler.settings import SchedulerSettings
+from fastserve_scheduler.timers import Timers
 
 log = logging.getLogger(__name__)
 
 PROGRESS_CHECK_S = 0.5
-#: An iteration may take this many times what the profile predicts before a stage is taken for stalled.
-STALL_FACTOR = 20
-#: After a profile could not be had.
-PROFILE_RETRY_S = 5.0
 _NS_PER_S = 1_000_000_000
 
 
@@ -99,13 +97,12 @@ class Driver:
         self._identity: Identity | None = None
         self._exchanged = False
         self._stages: tuple[Ready, ...] | None = None
-        self._profile_problem = "no profile yet"
-        self._profile_task: asyncio.Task[None] | None = None
+        self._search = ProfileSearch(profiler, inbox)
         self._wish = 0
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers = Timers(inbox)
 
     async def run(self) -> None:
-        self._after(PROGRESS_CHECK_S, CheckProgress())
+        self._timers.after(PROGRESS_CHECK_S, CheckProgress())
         try:
             while True:
                 self._take(await self._inbox.get())
@@ -116,10 +113,8 @@ class Driver:
             self._close()
 
     def _close(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
-        if self._profile_task is not None:
-            self._profile_task.cancel()
+        self._timers.cancel_all()
+        self._search.cancel()
         if self.runner is not None and self.runner.journal is not None:
             self.runner.journal.close()
 
@@ -148,7 +143,7 @@ class Driver:
             case LinkClosed(link):
                 self._desk.closed(link)
                 if self.sessions.of_link(link):
-                    self._after(self._settings.reattach_grace, GraceOver(link))
+                    self._timers.after(self._settings.reattach_grace, GraceOver(link))
             case GraceOver(link):
                 for job_id in self.sessions.of_link(link):
                     self._abort(job_id, StopReason.CANCELLED)
@@ -156,11 +151,13 @@ class Driver:
                 pass  # a message of a newer gateway, or a second hello
 
     def _submit(self, link: GatewayLink, submit: Submit) -> None:
+        if link.closed:
+            return  # it was read before the stream broke; the gateway submits it again when it is back
         if self._desk.draining and submit.request_id not in self.sessions:
             self._desk.refuse_draining(link, submit)
         elif self.runner is None:
             if not len(self._desk.hold):
-                self._after(self._settings.startup_hold, HoldOver())
+                self._timers.after(self._settings.startup_hold, HoldOver())
             self._desk.hold.add(link, submit)
         else:
             self.runner.submit(submit, link)
@@ -200,12 +197,9 @@ class Driver:
             case Lost(stage, _):
                 self._lost(stage)
             case ProfileKnown(profile) if self.runner is None and self._stages is not None:
-                self._profile_problem = ""
                 self._start(self._stages, SchedulerCore(self._settings.core_config(self._stages), profile))
-            case ProfileFailed(why):
-                self._profile_problem = f"no profile: {why}"
             case _:
-                pass
+                pass  # a round that is over; or only the status has changed
 
     def _joined(self, stages: tuple[Ready, ...]) -> None:
         self._exchanged = self._identity not in (None, Identity.of(stages[0]))
@@ -215,9 +209,7 @@ class Driver:
         self.sessions.vocab_size = stages[0].vocab_size
         if self.runner is None:
             self._settings.core_config(stages)  # what cannot be served is said before anything is measured
-            self._cancel_profile()
-            self._profile_problem = "measuring iteration times"
-            self._profile_task = asyncio.create_task(self._obtain_profile(stages, self._pipeline.epoch))
+            self._search.begin(stages, self._pipeline.epoch)
         else:
             self._resume(self.runner, stages)
 
@@ -230,27 +222,10 @@ class Driver:
     def _lost(self, stage: int) -> None:
         self._metrics.stage_lost(stage, "stream")
         self._stages = None
-        self._cancel_profile()
+        self._search.cancel()
         if self.runner is not None:
             self.runner.wire_epoch = None  # the pipeline has begun its next round already
             self.runner.broken(stage, None)
-
-    # --- the profile
-
-    def _cancel_profile(self) -> None:
-        if self._profile_task is not None:
-            self._profile_task.cancel()
-            self._profile_task = None
-
-    async def _obtain_profile(self, stages: Sequence[Ready], epoch: int) -> None:
-        while True:
-            try:
-                self._inbox.put_now(ProfileKnown(await self._profiler.obtain(stages, epoch)))
-                return
-            except ProfileError as error:
-                log.error("no profile: %s", error)
-                self._inbox.put_now(ProfileFailed(str(error)))
-                await asyncio.sleep(PROFILE_RETRY_S)
 
     def _start(self, stages: tuple[Ready, ...], core: SchedulerCore) -> None:
         """From here on requests are scheduled."""
@@ -276,19 +251,9 @@ class Driver:
 
     # --- time
 
-    def _after(self, delay_s: float, message: Input) -> None:
-        def put() -> None:
-            self._timers.discard(timer)
-            self._inbox.put_now(message)
-
-        timer = asyncio.get_running_loop().call_later(delay_s, put)
-        self._timers.add(timer)
-
     def _wake_at(self, at_ns: int) -> None:
         self._wish += 1
-        # A loop's timer counts in milliseconds: one more, and it is never early.
-        delay_s = max(0, at_ns - self._clock_ns()) / _NS_PER_S + 0.001
-        self._after(delay_s, WakeUp(self._wish))
+        self._timers.after(max(0, at_ns - self._clock_ns()) / _NS_PER_S, WakeUp(self._wish))
 
     def _timer(self, message: Input) -> None:
         match message:
@@ -296,7 +261,7 @@ class Driver:
                 self.runner.woke()
             case CheckProgress():
                 self._check_progress()
-                self._after(PROGRESS_CHECK_S, CheckProgress())
+                self._timers.after(PROGRESS_CHECK_S, CheckProgress())
             case HoldOver():
                 self._desk.hold.refuse_all(Refusal.NOT_READY, f"the pipeline is not ready: {self._desk.status.detail}")
             case Drain():
@@ -310,21 +275,16 @@ class Driver:
                 pass  # a wish that was replaced
 
     def _check_progress(self) -> None:
-        runner = self.runner
-        if runner is None or runner.wire_epoch is None:
+        if self.runner is None:
             return
-        if runner.journal is not None:
-            runner.journal.flush()
-        oldest = runner.flights.oldest()
-        if oldest is None:
-            return
-        profile = runner.core.predictor.profile
-        predicted_ns = profile.prefill_ns(sum(item.num_tokens for item in oldest.items))
-        limit_ns = max(int(self._settings.stall_timeout * _NS_PER_S), STALL_FACTOR * predicted_ns)
-        if self._clock_ns() - runner.progress_ns > limit_ns:
-            stage = runner.flights.silent_stage()
-            log.error("no answer to a plan for %.1f s", limit_ns / _NS_PER_S, extra={"stage": stage})
-            self._pipeline.give_up_on(stage, f"no answer to a plan for {limit_ns / _NS_PER_S:.1f} s")
+        if self.runner.journal is not None:
+            self.runner.journal.flush()
+        silence = self.runner.silence(int(self._settings.stall_timeout * _NS_PER_S))
+        if silence is not None:
+            stage, waited_ns = silence
+            why = f"no answer to a plan for {waited_ns / _NS_PER_S:.1f} s"
+            log.error(why, extra={"stage": stage})
+            self._pipeline.give_up_on(stage, why)
 
     # --- what others may know
 
@@ -344,7 +304,7 @@ class Driver:
         if self._pipeline.detail:
             return Status(False, self._pipeline.detail)
         if self.runner is None:
-            return Status(False, self._profile_problem)
+            return Status(False, self._search.state)
         if self._exchanged:
             return Status(False, "the stages now serve another model or shape; restart the scheduler to serve it")
         return Status(self.runner.wire_epoch is not None, "" if self.runner.wire_epoch else "joining the stages")

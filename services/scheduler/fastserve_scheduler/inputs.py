@@ -64,7 +64,7 @@ class ProfileKnown:
 
 @dataclass(frozen=True, slots=True)
 class ProfileFailed:
-    why: str
+    """The search goes on; its state says why."""
 
 
 @dataclass(frozen=True, slots=True)

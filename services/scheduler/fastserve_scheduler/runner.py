@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 _NS_PER_MS = 1_000_000
 
+#: An iteration may take this many times what the profile predicts before a stage is taken for stalled.
+STALL_FACTOR = 20
+
 _REASONS = {
     FinishReason.STOP: StopReason.STOP_TOKEN,
     FinishReason.LENGTH: StopReason.LENGTH,
@@ -107,6 +110,20 @@ class Runner:
             self._dispatch()
         else:
             self._feed(done)
+
+    def silence(self, least_ns: int) -> tuple[int, int] | None:
+        """The stage that owes an answer and for how long, when that is too long; idle stages owe none.
+
+        Too long: above `least_ns`, and above many times the predicted time of the oldest plan.
+        """
+        oldest = self.flights.oldest()
+        if oldest is None or self.wire_epoch is None:
+            return None
+        predicted_ns = self.core.predictor.profile.prefill_ns(sum(item.num_tokens for item in oldest.items))
+        waited_ns = self.clock_ns() - self.progress_ns
+        if waited_ns <= max(least_ns, STALL_FACTOR * predicted_ns):
+            return None
+        return self.flights.silent_stage(), waited_ns
 
     # --- requests
 
