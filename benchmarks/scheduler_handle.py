@@ -72,9 +72,7 @@ class Run:
         begin_ns = time.thread_time_ns()
         commands = self._core.handle(event, self._now_ns)
         self.times_ns.append(time.thread_time_ns() - begin_ns)
-        (command,) = commands
-        assert isinstance(command, RunIteration)
-        self._plan = command
+        (self._plan,) = (command for command in commands if isinstance(command, RunIteration))
 
 
 def costs_us(case: Case, waiting: list[int], batch: int, steps: int) -> list[float]:
