@@ -89,12 +89,7 @@ def saturated_tokens_per_s(run: Run) -> float:
     end_s = max(o.sent_s for o in run.outcomes)
     if end_s <= begin_s:
         return run.per_second(run.output_tokens)
-    arrived = sum(
-        count
-        for o in run.completed
-        for time_s, count in zip(o.arrival_s, o.token_counts, strict=True)
-        if begin_s <= time_s < end_s
-    )
+    arrived = sum(tokens for o in run.completed for time_s, tokens in o.token_arrivals() if begin_s <= time_s < end_s)
     return arrived / (end_s - begin_s)
 
 

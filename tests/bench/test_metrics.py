@@ -87,8 +87,13 @@ def test_goodput_needs_every_limit(limits: dict[str, float], good: int) -> None:
 def test_peaks() -> None:
     assert RUN.peak_concurrency() == 4  # at 1.0: A, FAILED, B and C
     counted = outcome(0.0, 0.1, 0.2, 1.1)
-    counted.token_counts = [3, 4, 5]
+    counted.token_counts, counted.output_tokens = [3, 4, 5], 12
     assert Run([counted], 2.0).peak_output_tokens_per_s() == 7
+
+
+def test_tokens_are_spread_over_pieces_that_do_not_count_them() -> None:
+    assert C.token_arrivals() == [(2.0, 2.0), (3.0, 2.0)]
+    assert sum(tokens for _, tokens in A.token_arrivals()) == A.output_tokens
 
 
 @pytest.mark.parametrize(

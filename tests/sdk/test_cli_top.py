@@ -135,6 +135,7 @@ def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for where, status, said in (
         (["--scheduler", "localhost:1"], 1, "the scheduler at localhost:1 does not answer"),
         (["--state", f"sqlite://{tmp_path}/state.db"], 1, "no scheduler is registered"),
+        (["--state", f"sqlite://{tmp_path}/absent.db"], 2, "--state: there is no"),
         (["--state", "mysql://x"], 2, "--state: expected sqlite:///path or redis"),
         (["--run-dir", str(tmp_path / "absent")], 2, "has no state.db"),
         (["--interval", "0"], 2, "--interval must be above 0"),

@@ -64,6 +64,12 @@ class Outcome:
         """Between successive pieces."""
         return [later - earlier for earlier, later in itertools.pairwise(self.arrival_s)]
 
+    def token_arrivals(self) -> list[tuple[float, float]]:
+        """(time, tokens) of each piece. Where pieces do not tell how many tokens they carry, the answer's tokens are
+        spread over them evenly."""
+        share = self.output_tokens / max(sum(self.token_counts), 1)
+        return [(time_s, count * share) for time_s, count in zip(self.arrival_s, self.token_counts, strict=True)]
+
     @property
     def lag_s(self) -> float:
         """How late the client itself sent."""
@@ -138,10 +144,8 @@ class Run:
     def peak_concurrency(self) -> int:
         return stats.peak_overlap([(o.sent_s, o.end_s) for o in self.outcomes])
 
-    def peak_output_tokens_per_s(self) -> int:
-        return stats.peak_per_second(
-            [pair for o in self.completed for pair in zip(o.arrival_s, o.token_counts, strict=True)]
-        )
+    def peak_output_tokens_per_s(self) -> float:
+        return stats.peak_per_second([arrival for o in self.completed for arrival in o.token_arrivals()])
 
     def by_length_class(self) -> dict[str, list[Outcome]]:
         """Completed requests by output length; classes without any are left out."""

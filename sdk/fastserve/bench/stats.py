@@ -46,10 +46,10 @@ def peak_overlap(spans: Sequence[tuple[float, float]]) -> int:
     return peak
 
 
-def peak_per_second(counts_by_time: Sequence[tuple[float, int]]) -> int:
+def peak_per_second(counts_by_time: Sequence[tuple[float, float]]) -> float:
     """The largest sum of counts in one whole second [k, k + 1)."""
-    seconds: dict[int, int] = {}
+    seconds: dict[int, float] = {}
     for time_s, count in counts_by_time:
         second = math.floor(time_s)
-        seconds[second] = seconds.get(second, 0) + count
-    return max(seconds.values(), default=0)
+        seconds[second] = seconds.get(second, 0.0) + count
+    return max(seconds.values(), default=0.0)

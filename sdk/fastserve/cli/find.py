@@ -12,6 +12,9 @@ from fastserve_common.state import open_state
 def find_state(state_url: str | None, run_dir: str | None) -> str:
     """The URL of the state store. Raises SettingsError with what to do when there is not exactly one to choose."""
     if state_url is not None:
+        file = state_url.removeprefix("sqlite://")
+        if file != state_url and not Path(file).exists():  # opening it would make it
+            raise SettingsError(f"--state: there is no {file}")
         return state_url
     if run_dir is not None:
         path = Path(run_dir).expanduser().absolute()
