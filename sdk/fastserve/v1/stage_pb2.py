@@ -25,49 +25,51 @@ _sym_db = _symbol_database.Default()
 from fastserve.v1 import sampling_pb2 as fastserve_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61stserve/v1/stage.proto\x12\x0c\x66\x61stserve.v1\x1a\x1b\x66\x61stserve/v1/sampling.proto\"\xa5\x01\n\x0e\x43ontrolMessage\x12,\n\tconfigure\x18\x01 \x01(\x0b\x32\x17.fastserve.v1.ConfigureH\x00\x12+\n\x04plan\x18\x02 \x01(\x0b\x32\x1b.fastserve.v1.IterationPlanH\x00\x12-\n\x07profile\x18\x03 \x01(\x0b\x32\x1a.fastserve.v1.ProfileOrderH\x00\x42\t\n\x07message\"6\n\tConfigure\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1a\n\x12next_stage_address\x18\x02 \x01(\t\"w\n\rIterationPlan\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12%\n\x05items\x18\x03 \x03(\x0b\x32\x16.fastserve.v1.PlanItem\x12#\n\x05swaps\x18\x04 \x03(\x0b\x32\x14.fastserve.v1.SwapOp\"\x94\x02\n\x08PlanItem\x12\x0e\n\x06job_id\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x0e\n\x06sample\x18\x06 \x01(\x08\x12.\n\x08sampling\x18\x07 \x01(\x0b\x32\x1c.fastserve.v1.SamplingParams\x12\x17\n\x0foutput_position\x18\x08 \x01(\r\x12\x1c\n\x14suppressed_token_ids\x18\t \x01(\x0c\x12\x1a\n\x12penalty_prompt_ids\x18\n \x01(\x0c\x12\x1a\n\x12penalty_output_ids\x18\x0b \x01(\x0c\"\x84\x01\n\x06SwapOp\x12\x0f\n\x07swap_id\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\x04\x12.\n\tdirection\x18\x03 \x01(\x0e\x32\x1b.fastserve.v1.SwapDirection\x12\x15\n\rdevice_blocks\x18\x04 \x01(\x0c\x12\x12\n\nhost_slots\x18\x05 \x01(\x0c\"\xfd\x01\n\x0cStageMessage\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.fastserve.v1.StageReadyH\x00\x12\x32\n\titeration\x18\x02 \x01(\x0b\x32\x1d.fastserve.v1.IterationReportH\x00\x12(\n\x04swap\x18\x03 \x01(\x0b\x32\x18.fastserve.v1.SwapReportH\x00\x12.\n\x07profile\x18\x04 \x01(\x0b\x32\x1b.fastserve.v1.ProfileReportH\x00\x12)\n\x05\x66\x61ult\x18\x05 \x01(\x0b\x32\x18.fastserve.v1.StageFaultH\x00\x42\t\n\x07message\"\xe3\x01\n\nStageReady\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x12\n\nnum_stages\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x08 \x01(\t\x12\x16\n\x0ekv_block_bytes\x18\t \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\x12\r\n\x05\x64type\x18\x0b \x01(\t\"\xac\x01\n\x0fIterationReport\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x12\n\ncompute_ns\x18\x04 \x01(\x04\x12\x18\n\x10total_compute_ns\x18\x05 \x01(\x04\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12-\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1b.fastserve.v1.TokenLogprobs\"j\n\nSwapReport\x12\x0f\n\x07swap_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05stage\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x63opy_ns\x18\x05 \x01(\x04\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"9\n\nStageFault\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\t\"]\n\x0cProfileOrder\x12\x12\n\nprofile_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x06points\x18\x03 \x03(\x0b\x32\x1a.fastserve.v1.ProfilePoint\"Q\n\x0cProfilePoint\x12\x15\n\rnum_sequences\x18\x01 \x01(\r\x12\x12\n\nnew_tokens\x18\x02 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\"F\n\rProfileReport\x12\x12\n\nprofile_id\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x12\n\ncompute_ns\x18\x03 \x03(\x04\"\xab\x01\n\x0e\x46orwardMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.fastserve.v1.ForwardHelloH\x00\x12+\n\x04plan\x18\x02 \x01(\x0b\x32\x1b.fastserve.v1.IterationPlanH\x00\x12\x34\n\x0b\x61\x63tivations\x18\x03 \x01(\x0b\x32\x1d.fastserve.v1.ActivationChunkH\x00\x42\t\n\x07message\"1\n\x0c\x46orwardHello\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nfrom_stage\x18\x02 \x01(\r\"}\n\x0f\x41\x63tivationChunk\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x12\n\ncompute_ns\x18\x07 \x01(\x04\"(\n\nForwardAck\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04*^\n\rSwapDirection\x12\x1e\n\x1aSWAP_DIRECTION_UNSPECIFIED\x10\x00\x12\x16\n\x12SWAP_DIRECTION_OUT\x10\x01\x12\x15\n\x11SWAP_DIRECTION_IN\x10\x02\x32\x97\x01\n\x05Stage\x12G\n\x07\x43ontrol\x12\x1c.fastserve.v1.ControlMessage\x1a\x1a.fastserve.v1.StageMessage(\x01\x30\x01\x12\x45\n\x07\x46orward\x12\x1c.fastserve.v1.ForwardMessage\x1a\x18.fastserve.v1.ForwardAck(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x61stserve/v1/stage.proto\x12\x0c\x66\x61stserve.v1\x1a\x1b\x66\x61stserve/v1/sampling.proto\"\xa5\x01\n\x0e\x43ontrolMessage\x12,\n\tconfigure\x18\x01 \x01(\x0b\x32\x17.fastserve.v1.ConfigureH\x00\x12+\n\x04plan\x18\x02 \x01(\x0b\x32\x1b.fastserve.v1.IterationPlanH\x00\x12-\n\x07profile\x18\x03 \x01(\x0b\x32\x1a.fastserve.v1.ProfileOrderH\x00\x42\t\n\x07message\"6\n\tConfigure\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1a\n\x12next_stage_address\x18\x02 \x01(\t\"\x90\x01\n\rIterationPlan\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12%\n\x05items\x18\x03 \x03(\x0b\x32\x16.fastserve.v1.PlanItem\x12#\n\x05swaps\x18\x04 \x03(\x0b\x32\x14.fastserve.v1.SwapOp\x12\x17\n\x0fhost_generation\x18\x05 \x01(\x04\"\x94\x02\n\x08PlanItem\x12\x0e\n\x06job_id\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x0e\n\x06sample\x18\x06 \x01(\x08\x12.\n\x08sampling\x18\x07 \x01(\x0b\x32\x1c.fastserve.v1.SamplingParams\x12\x17\n\x0foutput_position\x18\x08 \x01(\r\x12\x1c\n\x14suppressed_token_ids\x18\t \x01(\x0c\x12\x1a\n\x12penalty_prompt_ids\x18\n \x01(\x0c\x12\x1a\n\x12penalty_output_ids\x18\x0b \x01(\x0c\"\x84\x01\n\x06SwapOp\x12\x0f\n\x07swap_id\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\x04\x12.\n\tdirection\x18\x03 \x01(\x0e\x32\x1b.fastserve.v1.SwapDirection\x12\x15\n\rdevice_blocks\x18\x04 \x01(\x0c\x12\x12\n\nhost_slots\x18\x05 \x01(\x0c\"\xa6\x02\n\x0cStageMessage\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.fastserve.v1.StageReadyH\x00\x12\x32\n\titeration\x18\x02 \x01(\x0b\x32\x1d.fastserve.v1.IterationReportH\x00\x12(\n\x04swap\x18\x03 \x01(\x0b\x32\x18.fastserve.v1.SwapReportH\x00\x12.\n\x07profile\x18\x04 \x01(\x0b\x32\x1b.fastserve.v1.ProfileReportH\x00\x12)\n\x05\x66\x61ult\x18\x05 \x01(\x0b\x32\x18.fastserve.v1.StageFaultH\x00\x12\'\n\x04host\x18\x06 \x01(\x0b\x32\x17.fastserve.v1.HostArenaH\x00\x42\t\n\x07message\"\xa7\x02\n\nStageReady\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x12\n\nnum_stages\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x08 \x01(\t\x12\x16\n\x0ekv_block_bytes\x18\t \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\x12\r\n\x05\x64type\x18\x0b \x01(\t\x12\x16\n\x0enum_host_slots\x18\x0c \x01(\r\x12\x17\n\x0fhost_generation\x18\r \x01(\x04\x12\x11\n\thost_node\x18\x0e \x01(\t\"@\n\tHostArena\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x11\n\tnum_slots\x18\x02 \x01(\r\x12\x0c\n\x04node\x18\x03 \x01(\t\"\xac\x01\n\x0fIterationReport\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x12\n\ncompute_ns\x18\x04 \x01(\x04\x12\x18\n\x10total_compute_ns\x18\x05 \x01(\x04\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12-\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1b.fastserve.v1.TokenLogprobs\"j\n\nSwapReport\x12\x0f\n\x07swap_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05stage\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x63opy_ns\x18\x05 \x01(\x04\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"9\n\nStageFault\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\t\"]\n\x0cProfileOrder\x12\x12\n\nprofile_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x06points\x18\x03 \x03(\x0b\x32\x1a.fastserve.v1.ProfilePoint\"Q\n\x0cProfilePoint\x12\x15\n\rnum_sequences\x18\x01 \x01(\r\x12\x12\n\nnew_tokens\x18\x02 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\"F\n\rProfileReport\x12\x12\n\nprofile_id\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x12\n\ncompute_ns\x18\x03 \x03(\x04\"\xab\x01\n\x0e\x46orwardMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.fastserve.v1.ForwardHelloH\x00\x12+\n\x04plan\x18\x02 \x01(\x0b\x32\x1b.fastserve.v1.IterationPlanH\x00\x12\x34\n\x0b\x61\x63tivations\x18\x03 \x01(\x0b\x32\x1d.fastserve.v1.ActivationChunkH\x00\x42\t\n\x07message\"1\n\x0c\x46orwardHello\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nfrom_stage\x18\x02 \x01(\r\"}\n\x0f\x41\x63tivationChunk\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x12\n\ncompute_ns\x18\x07 \x01(\x04\"(\n\nForwardAck\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04*^\n\rSwapDirection\x12\x1e\n\x1aSWAP_DIRECTION_UNSPECIFIED\x10\x00\x12\x16\n\x12SWAP_DIRECTION_OUT\x10\x01\x12\x15\n\x11SWAP_DIRECTION_IN\x10\x02\x32\x97\x01\n\x05Stage\x12G\n\x07\x43ontrol\x12\x1c.fastserve.v1.ControlMessage\x1a\x1a.fastserve.v1.StageMessage(\x01\x30\x01\x12\x45\n\x07\x46orward\x12\x1c.fastserve.v1.ForwardMessage\x1a\x18.fastserve.v1.ForwardAck(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fastserve.v1.stage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SWAPDIRECTION']._serialized_start=2302
-  _globals['_SWAPDIRECTION']._serialized_end=2396
+  _globals['_SWAPDIRECTION']._serialized_start=2503
+  _globals['_SWAPDIRECTION']._serialized_end=2597
   _globals['_CONTROLMESSAGE']._serialized_start=72
   _globals['_CONTROLMESSAGE']._serialized_end=237
   _globals['_CONFIGURE']._serialized_start=239
   _globals['_CONFIGURE']._serialized_end=293
-  _globals['_ITERATIONPLAN']._serialized_start=295
-  _globals['_ITERATIONPLAN']._serialized_end=414
-  _globals['_PLANITEM']._serialized_start=417
-  _globals['_PLANITEM']._serialized_end=693
-  _globals['_SWAPOP']._serialized_start=696
-  _globals['_SWAPOP']._serialized_end=828
-  _globals['_STAGEMESSAGE']._serialized_start=831
-  _globals['_STAGEMESSAGE']._serialized_end=1084
-  _globals['_STAGEREADY']._serialized_start=1087
-  _globals['_STAGEREADY']._serialized_end=1314
-  _globals['_ITERATIONREPORT']._serialized_start=1317
-  _globals['_ITERATIONREPORT']._serialized_end=1489
-  _globals['_SWAPREPORT']._serialized_start=1491
-  _globals['_SWAPREPORT']._serialized_end=1597
-  _globals['_STAGEFAULT']._serialized_start=1599
-  _globals['_STAGEFAULT']._serialized_end=1656
-  _globals['_PROFILEORDER']._serialized_start=1658
-  _globals['_PROFILEORDER']._serialized_end=1751
-  _globals['_PROFILEPOINT']._serialized_start=1753
-  _globals['_PROFILEPOINT']._serialized_end=1834
-  _globals['_PROFILEREPORT']._serialized_start=1836
-  _globals['_PROFILEREPORT']._serialized_end=1906
-  _globals['_FORWARDMESSAGE']._serialized_start=1909
-  _globals['_FORWARDMESSAGE']._serialized_end=2080
-  _globals['_FORWARDHELLO']._serialized_start=2082
-  _globals['_FORWARDHELLO']._serialized_end=2131
-  _globals['_ACTIVATIONCHUNK']._serialized_start=2133
-  _globals['_ACTIVATIONCHUNK']._serialized_end=2258
-  _globals['_FORWARDACK']._serialized_start=2260
-  _globals['_FORWARDACK']._serialized_end=2300
-  _globals['_STAGE']._serialized_start=2399
-  _globals['_STAGE']._serialized_end=2550
+  _globals['_ITERATIONPLAN']._serialized_start=296
+  _globals['_ITERATIONPLAN']._serialized_end=440
+  _globals['_PLANITEM']._serialized_start=443
+  _globals['_PLANITEM']._serialized_end=719
+  _globals['_SWAPOP']._serialized_start=722
+  _globals['_SWAPOP']._serialized_end=854
+  _globals['_STAGEMESSAGE']._serialized_start=857
+  _globals['_STAGEMESSAGE']._serialized_end=1151
+  _globals['_STAGEREADY']._serialized_start=1154
+  _globals['_STAGEREADY']._serialized_end=1449
+  _globals['_HOSTARENA']._serialized_start=1451
+  _globals['_HOSTARENA']._serialized_end=1515
+  _globals['_ITERATIONREPORT']._serialized_start=1518
+  _globals['_ITERATIONREPORT']._serialized_end=1690
+  _globals['_SWAPREPORT']._serialized_start=1692
+  _globals['_SWAPREPORT']._serialized_end=1798
+  _globals['_STAGEFAULT']._serialized_start=1800
+  _globals['_STAGEFAULT']._serialized_end=1857
+  _globals['_PROFILEORDER']._serialized_start=1859
+  _globals['_PROFILEORDER']._serialized_end=1952
+  _globals['_PROFILEPOINT']._serialized_start=1954
+  _globals['_PROFILEPOINT']._serialized_end=2035
+  _globals['_PROFILEREPORT']._serialized_start=2037
+  _globals['_PROFILEREPORT']._serialized_end=2107
+  _globals['_FORWARDMESSAGE']._serialized_start=2110
+  _globals['_FORWARDMESSAGE']._serialized_end=2281
+  _globals['_FORWARDHELLO']._serialized_start=2283
+  _globals['_FORWARDHELLO']._serialized_end=2332
+  _globals['_ACTIVATIONCHUNK']._serialized_start=2334
+  _globals['_ACTIVATIONCHUNK']._serialized_end=2459
+  _globals['_FORWARDACK']._serialized_start=2461
+  _globals['_FORWARDACK']._serialized_end=2501
+  _globals['_STAGE']._serialized_start=2600
+  _globals['_STAGE']._serialized_end=2751
 # @@protoc_insertion_point(module_scope)

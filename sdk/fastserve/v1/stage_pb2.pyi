@@ -102,8 +102,13 @@ class IterationPlan(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     SWAPS_FIELD_NUMBER: _builtins.int
+    HOST_GENERATION_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     epoch: _builtins.int
+    host_generation: _builtins.int
+    """Generation of the arena that the host slots of `swaps` belong to. A stage that is attached to another one
+    copies nothing and answers each swap with an error. Zero: not compared.
+    """
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanItem]: ...
     @_builtins.property
@@ -115,10 +120,11 @@ class IterationPlan(_message.Message):
         epoch: _builtins.int = ...,
         items: _abc.Iterable[Global___PlanItem] | None = ...,
         swaps: _abc.Iterable[Global___SwapOp] | None = ...,
+        host_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "items", b"items", "seq", b"seq", "swaps", b"swaps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "host_generation", b"host_generation", "items", b"items", "seq", b"seq", "swaps", b"swaps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -185,6 +191,10 @@ Global___PlanItem: _TypeAlias = PlanItem  # noqa: Y015
 
 @_typing.final
 class SwapOp(_message.Message):
+    """An OUT copy begins when the stage has computed every plan that came before this one, an IN copy at once. A plan
+    that computes with blocks of an IN copy waits for it.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SWAP_ID_FIELD_NUMBER: _builtins.int
@@ -224,6 +234,7 @@ class StageMessage(_message.Message):
     SWAP_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___StageReady: ...
     @_builtins.property
@@ -234,6 +245,8 @@ class StageMessage(_message.Message):
     def profile(self) -> Global___ProfileReport: ...
     @_builtins.property
     def fault(self) -> Global___StageFault: ...
+    @_builtins.property
+    def host(self) -> Global___HostArena: ...
     def __init__(
         self,
         *,
@@ -242,12 +255,13 @@ class StageMessage(_message.Message):
         swap: Global___SwapReport | None = ...,
         profile: Global___ProfileReport | None = ...,
         fault: Global___StageFault | None = ...,
+        host: Global___HostArena | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "iteration", b"iteration", "message", b"message", "profile", b"profile", "ready", b"ready", "swap", b"swap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "host", b"host", "iteration", b"iteration", "message", b"message", "profile", b"profile", "ready", b"ready", "swap", b"swap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "iteration", b"iteration", "message", b"message", "profile", b"profile", "ready", b"ready", "swap", b"swap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "host", b"host", "iteration", b"iteration", "message", b"message", "profile", b"profile", "ready", b"ready", "swap", b"swap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["ready", "iteration", "swap", "profile", "fault"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["ready", "iteration", "swap", "profile", "fault", "host"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -270,6 +284,9 @@ class StageReady(_message.Message):
     KV_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    NUM_HOST_SLOTS_FIELD_NUMBER: _builtins.int
+    HOST_GENERATION_FIELD_NUMBER: _builtins.int
+    HOST_NODE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     stage: _builtins.int
     num_stages: _builtins.int
@@ -282,6 +299,11 @@ class StageReady(_message.Message):
     kv_block_bytes: _builtins.int
     device: _builtins.str
     dtype: _builtins.str
+    num_host_slots: _builtins.int
+    """Host slots that this stage can copy to and from; zero: none, it cannot swap."""
+    host_generation: _builtins.int
+    host_node: _builtins.str
+    """Name of the node whose kvstore they belong to."""
     def __init__(
         self,
         *,
@@ -296,14 +318,46 @@ class StageReady(_message.Message):
         kv_block_bytes: _builtins.int = ...,
         device: _builtins.str = ...,
         dtype: _builtins.str = ...,
+        num_host_slots: _builtins.int = ...,
+        host_generation: _builtins.int = ...,
+        host_node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "dtype", b"dtype", "epoch", b"epoch", "kv_block_bytes", b"kv_block_bytes", "max_model_len", b"max_model_len", "model_fingerprint", b"model_fingerprint", "num_blocks", b"num_blocks", "num_stages", b"num_stages", "stage", b"stage", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "dtype", b"dtype", "epoch", b"epoch", "host_generation", b"host_generation", "host_node", b"host_node", "kv_block_bytes", b"kv_block_bytes", "max_model_len", b"max_model_len", "model_fingerprint", b"model_fingerprint", "num_blocks", b"num_blocks", "num_host_slots", b"num_host_slots", "num_stages", b"num_stages", "stage", b"stage", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StageReady: _TypeAlias = StageReady  # noqa: Y015
+
+@_typing.final
+class HostArena(_message.Message):
+    """Unasked, after StageReady: the stage has attached to an arena, to a kvstore that is new or was started again.
+    Takes the place of what StageReady said; what an older generation stored is lost. The epoch goes on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    NUM_SLOTS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    num_slots: _builtins.int
+    node: _builtins.str
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        num_slots: _builtins.int = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "node", b"node", "num_slots", b"num_slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostArena: _TypeAlias = HostArena  # noqa: Y015
 
 @_typing.final
 class IterationReport(_message.Message):
@@ -352,6 +406,8 @@ Global___IterationReport: _TypeAlias = IterationReport  # noqa: Y015
 
 @_typing.final
 class SwapReport(_message.Message):
+    """One per swap and stage, when its copy has landed. Not sent for swaps of an epoch that has ended meanwhile."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SWAP_ID_FIELD_NUMBER: _builtins.int
@@ -366,6 +422,7 @@ class SwapReport(_message.Message):
     bytes: _builtins.int
     copy_ns: _builtins.int
     error: _builtins.str
+    """Not empty: the job's KV at the destination must not be used."""
     def __init__(
         self,
         *,
