@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from fastserve.v1 import inference_pb2, scheduler_pb2
 from fastserve_gateway.engine import session as session_module
-from fastserve_gateway.http import exchange
+from fastserve_gateway.http import exchange, protocol
 from fastserve_gateway.server import raise_fd_limit
 
 from .fake_scheduler import CLIENT, Script
@@ -64,16 +64,16 @@ def wordy_tokenizer() -> Tokenizer:
 
 
 LONG = TOOL + 1
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
 def stuck_reader(port: int) -> socket.socket:
     """A client that asks for a stream and never reads."""
     body = json.dumps({"prompt": "x", "max_tokens": 50_000, "stream": True, "request_id": "stuck"}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect(("127.0.0.1", port))
-    sock.sendall(head % len(body) + body)
+    sock.sendall(HEAD % len(body) + body)
     return sock
 
 
@@ -111,6 +111,29 @@ async def test_reader_that_does_not_read_is_aborted_alone(tmp_path: Path, monkey
         assert "".join(event["choices"][0]["text"] for event in events) == "neighbour"
         await r.quiet()
         assert r.outcomes() == {"abort": 1, "length": 1}
+
+
+async def test_unread_answer_does_not_hold_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole answer, larger than every buffer, to a client that does not read it."""
+    monkeypatch.setattr(protocol, "WRITE_TIMEOUT_S", 0.2)
+    lost = asyncio.Event()
+    connection_lost = protocol.LimitedHttpProtocol.connection_lost
+
+    def observed(connection: protocol.LimitedHttpProtocol, exc: Exception | None) -> None:
+        connection_lost(connection, exc)
+        lost.set()
+
+    monkeypatch.setattr(protocol.LimitedHttpProtocol, "connection_lost", observed)
+    async with rig(tmp_path, Script(ids=[LONG], endless=True), tokenizer=wordy_tokenizer()) as r:
+        sock = socket.create_connection(("127.0.0.1", r.gateway.http_port))
+        lost.clear()
+        body = json.dumps({"prompt": "x", "max_tokens": 900}).encode()
+        sock.sendall(HEAD % len(body) + body)
+        async with asyncio.timeout(30):
+            await lost.wait()
+        assert await asyncio.to_thread(drain, sock) < 900 * 15_000
+        sock.close()
+        await r.quiet()
 
 
 async def raise_limit(r: Rig) -> None:

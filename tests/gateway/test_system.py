@@ -19,6 +19,7 @@ from fastserve_gateway.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from fastserve_gateway.settings import GatewaySettings
 
 from .fake_scheduler import Script
+from .models import VOCAB_SIZE
 from .rig import MODEL, rig, until
 
 
@@ -190,6 +191,9 @@ async def test_openapi_document_tells_the_truth(tmp_path: Path) -> None:
         schema = document["components"]["schemas"]["CompletionRequest"]
         assert schema["additionalProperties"] is False
         assert "tools" not in schema["properties"]
+        tokens = document["components"]["schemas"]["DetokenizeRequest"]["properties"]["tokens"]
+        assert tokens["items"] == {"type": "integer", "minimum": 0, "maximum": VOCAB_SIZE - 1}
+        assert str(2**32 - 1) not in str(schema["properties"]["prompt"]), "every id has its bound"
 
 
 async def test_models_have_every_served_name(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ MAX_HEADERS = 100
 #: A connection must deliver its headers, and then its body, within these times.
 HEADER_TIMEOUT_S = 30.0
 BODY_TIMEOUT_S = 60.0
+#: A client that leaves what was sent to it unread for this long loses its connection.
+WRITE_TIMEOUT_S = 60.0
 
 #: `max_tokens` of /v1/completions when the caller gives none, as the OpenAI API defines it.
 DEFAULT_COMPLETION_TOKENS = 16

@@ -15,6 +15,7 @@ from fastserve_gateway.engine.engine import Engine
 from fastserve_gateway.http import generate, system
 from fastserve_gateway.http.errors import HttpStatusError, error_body, error_headers, status_of
 from fastserve_gateway.http.middleware import OPEN_PATHS, KeyCheck, LimitBody, Observe, RequireKey
+from fastserve_gateway.http.requests import TOKEN_ID_MARK
 from fastserve_gateway.http.validation import validation_error
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,20 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             if path not in OPEN_PATHS:
                 # An empty alternative: without configured keys none is needed.
                 operation["security"] = [{"key": []}, {}]
+    _bound_token_ids(schema, app.state.engine.text.vocab_size)
     for name in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(name, None)
     app.openapi_schema = schema
     return schema
+
+
+def _bound_token_ids(node: object, vocab_size: int) -> None:
+    """Token ids of the served model end with its vocabulary."""
+    if isinstance(node, dict):
+        if node.pop(TOKEN_ID_MARK, False):
+            node["maximum"] = vocab_size - 1
+        for child in node.values():
+            _bound_token_ids(child, vocab_size)
+    elif isinstance(node, list):
+        for child in node:
+            _bound_token_ids(child, vocab_size)

@@ -77,7 +77,7 @@ class StreamedAnswer(Response):
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
         # Everything before `choices` is the same in every event.
-        self._head = json.dumps(shape.head(chunk=True), ensure_ascii=False)[:-1].encode()
+        self._head = json.dumps(shape.head(chunk=True), ensure_ascii=False, separators=(",", ":"))[:-1].encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._engine.open(self._request) as session, abort_on_disconnect(receive, session):

@@ -1,4 +1,5 @@
-"""uvicorn's HTTP/1.1 connection, with limits on what arrives before the application sees anything."""
+"""uvicorn's HTTP/1.1 connection, with limits on what arrives before the application sees anything,
+and on how long a client may leave unread what is sent to it."""
 
 import asyncio
 from typing import Any, cast
@@ -7,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fastserve_common.errors import FastServeError
 from fastserve_gateway.http.errors import HttpStatusError, error_bytes
-from fastserve_gateway.limits import HEADER_TIMEOUT_S, MAX_HEADER_BYTES, MAX_HEADERS
+from fastserve_gateway.limits import HEADER_TIMEOUT_S, MAX_HEADER_BYTES, MAX_HEADERS, WRITE_TIMEOUT_S
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
@@ -16,13 +17,14 @@ ABORT_CONNECTION = "fastserve.abort_connection"
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Caps number, size and arrival time of headers. Refusals have the API's error shape."""
+    """Caps number, size and arrival time of headers, and the time of a write. Refusals have the API's error shape."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own signature
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
         self._refusal: HttpStatusError | None = None
         self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
@@ -30,6 +32,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -51,6 +54,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_header_timer()
         super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """Called for everything the parser refuses, and for our own refusals, raised inside it."""
@@ -75,6 +86,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _send_and_close(self, status: int, error: FastServeError) -> None:
         body = error_bytes(error)

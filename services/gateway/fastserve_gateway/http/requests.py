@@ -82,17 +82,27 @@ def _prompt(value: object) -> str | list[str] | list[int] | list[list[int]]:
     )
 
 
-_TOKEN_ID_SCHEMA = {"type": "integer", "minimum": 0, "maximum": limits.UINT32_MAX}
+#: Marks a token id in the OpenAPI document, where the served model's vocabulary becomes its maximum.
+TOKEN_ID_MARK = "x-token-id"
+
+_TOKEN_ID_SCHEMA = {"type": "integer", "minimum": 0, "maximum": limits.UINT32_MAX, TOKEN_ID_MARK: True}
+_IDS_SCHEMA = {"type": "array", "items": _TOKEN_ID_SCHEMA, "minItems": 1}
+TokenId = Annotated[int, Field(ge=0, le=limits.UINT32_MAX, json_schema_extra={TOKEN_ID_MARK: True})]
 Prompt = Annotated[
     str | list[str] | list[int] | list[list[int]],
     PlainValidator(_prompt),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "maxItems": limits.MAX_SEQUENCES},
-                {"type": "array", "items": _TOKEN_ID_SCHEMA},
-                {"type": "array", "items": {"type": "array", "items": _TOKEN_ID_SCHEMA}},
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1},
+                    "minItems": 1,
+                    "maxItems": limits.MAX_SEQUENCES,
+                },
+                _IDS_SCHEMA,
+                {"type": "array", "items": _IDS_SCHEMA, "minItems": 1, "maxItems": limits.MAX_SEQUENCES},
             ]
         }
     ),
@@ -136,7 +146,7 @@ class _Generation(_Strict):
         None, max_length=limits.MAX_LOGIT_BIAS_ENTRIES, description="Token id, as a string, to bias."
     )
     stop: Stop | list[Stop] | None = Field(None, json_schema_extra={"maxItems": limits.MAX_STOP_STRINGS})
-    stop_token_ids: list[int] | None = Field(None, max_length=limits.MAX_STOP_TOKEN_IDS)
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=limits.MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=limits.INT32_MIN, le=limits.INT32_MAX)
@@ -318,4 +328,4 @@ class TokenizeRequest(_Strict):
 
 class DetokenizeRequest(_Strict):
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, le=limits.UINT32_MAX)]]
+    tokens: list[TokenId]
