@@ -56,6 +56,8 @@ class Script:
     fault: Callable[[stage_pb2.IterationPlan], str | None] = lambda plan: None
     #: Ends the stage's stream without a word when true.
     crash: Callable[[stage_pb2.IterationPlan], bool] = lambda plan: False
+    #: Has the last word on a report.
+    mangle: Callable[[stage_pb2.IterationReport], None] = lambda report: None
     #: Every report is sent this many times.
     copies: int = 1
     #: After Configure, reports of earlier epochs are sent again.
@@ -182,6 +184,7 @@ class ScriptedStage(stage_pb2_grpc.StageServicer):
             self._finish(work, report)
         else:
             self.next._work.put_nowait(work)
+        self.script.mangle(report)
         message = stage_pb2.StageMessage(iteration=report)
         self._said.append(message)
         for _ in range(self.script.copies):

@@ -1,11 +1,13 @@
 """Stages that die, fault, stall, come back, or are not the ones they should be."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from fastserve.v1 import stage_pb2
-from fastserve_scheduler import driver
+from fastserve_common.state import LEASE_TTL_S, SqliteState, StateError
+from fastserve_scheduler import app, driver, pipeline
 from fastserve_scheduler.driver import Driver
 
 from .rig import Cluster, until, until_async
@@ -226,3 +228,82 @@ async def test_a_missing_stage_is_named(tmp_path: Path) -> None:
         await until_async(down)
         await cluster.rig.start(2)
         await until(lambda: gateway.statuses[-1].ready)
+
+
+async def test_a_report_that_does_not_fit_its_plan_costs_the_stage_its_stream_and_no_token(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, 2) as cluster:
+        gateway = await cluster.gateway()
+        answer = await gateway.submit(PROMPT, 30)
+        await until(lambda: len(answer.ids) >= 3)
+
+        def once(report: stage_pb2.IterationReport) -> None:
+            report.token_ids += bytes(4)
+            script.mangle = lambda report: None
+
+        script = cluster.rig.scripts[1]
+        script.mangle = once
+        assert (await answer.done()).ids == oracle(PROMPT, 30)
+        assert any("does not fit" in status.detail for status in gateway.statuses)
+
+
+async def test_a_stage_that_stops_renewing_its_membership_is_taken_for_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "ABSENT_S", 0.05)
+    async with Cluster(tmp_path, 2) as cluster:
+        gateway = await cluster.gateway()
+        answer = await gateway.submit(PROMPT, 20)
+        cluster.rig.scripts[1].gate.clear()
+        await cluster.store.unregister("stage", "stage-1")  # it renews some time later
+        await until(lambda: any("stopped renewing" in status.detail for status in gateway.statuses))
+        cluster.rig.scripts[1].gate.set()
+        assert (await answer.done()).ids == oracle(PROMPT, 20)
+
+
+async def test_a_stage_that_does_not_answer_configure_is_connected_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "CONFIGURE_TIMEOUT_S", 0.1)
+    async with Cluster(tmp_path, 2) as cluster:
+        gateway = await cluster.gateway()
+        cluster.rig.scripts[0].answers = False
+        await cluster.rig.kill(0)
+        await cluster.rig.start(0)
+        await until(
+            lambda: "stage 0 of 2" in gateway.statuses[-1].detail and "Configure" in gateway.statuses[-1].detail
+        )
+        cluster.rig.scripts[0].answers = True
+        assert (await gateway.ask(PROMPT, 5)).ids == oracle(PROMPT, 5)
+
+
+class StoreThatGoesAway(SqliteState):
+    away = False
+    refused: ClassVar[set[str]] = set()
+
+    async def members(self, role: str) -> dict[str, dict[str, str]]:
+        self._check("members")
+        return await super().members(role)
+
+    async def acquire(self, name: str, owner: str, ttl_s: float = LEASE_TTL_S) -> bool:
+        self._check("acquire")
+        return await super().acquire(name, owner, ttl_s)
+
+    def _check(self, call: str) -> None:
+        if type(self).away:
+            self.refused.add(call)
+            raise StateError("away")
+
+
+async def test_streams_go_on_without_the_state_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "open_state", lambda url: StoreThatGoesAway(tmp_path / "state.db"))
+    async with Cluster(tmp_path, 2) as cluster:
+        gateway = await cluster.gateway()
+        known = len(gateway.statuses)
+        StoreThatGoesAway.away = True
+        try:
+            await until(lambda: StoreThatGoesAway.refused == {"members", "acquire"})
+            assert (await gateway.ask(PROMPT, 20)).ids == oracle(PROMPT, 20)
+        finally:
+            StoreThatGoesAway.away = False
+        assert (await gateway.ask(PROMPT, 20)).ids == oracle(PROMPT, 20)
+        assert len(gateway.statuses) == known, "nobody noticed"
