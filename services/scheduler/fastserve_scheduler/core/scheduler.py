@@ -4,8 +4,6 @@ This module moves jobs between their states; everything it decides is asked of t
 the KV policy (`kv/`), the batch former, the door, the wait clock.
 """
 
-from dataclasses import dataclass
-
 from fastserve_scheduler.core.admission import Door
 from fastserve_scheduler.core.batch import Batch, BatchFormer, Pick, Shortage
 from fastserve_scheduler.core.blocks import BlockPool
@@ -21,30 +19,20 @@ from fastserve_scheduler.core.events import (
     StageUp,
     Woke,
 )
+from fastserve_scheduler.core.flight import Flight
 from fastserve_scheduler.core.history import Happening, History, Moment
 from fastserve_scheduler.core.invariants import check
 from fastserve_scheduler.core.job import NOT_IN_FLIGHT, Job
 from fastserve_scheduler.core.kv import KV_POLICIES
 from fastserve_scheduler.core.line import Line
 from fastserve_scheduler.core.policies import POLICIES
-from fastserve_scheduler.core.prediction import ONE, Predictor
+from fastserve_scheduler.core.prediction import Predictor
 from fastserve_scheduler.core.profile import Profile
-from fastserve_scheduler.core.snapshot import Counters, LevelCount, Snapshot
+from fastserve_scheduler.core.snapshot import Counters, Snapshot, take
 from fastserve_scheduler.core.wait_clock import WaitClock
 
 MAX_LIFTS_PER_STEP = 64
 """Starving jobs looked at in one step, so that a step stays short when many become due at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A plan on its way through the stages."""
-
-    plan: RunIteration
-    jobs: tuple[Job, ...]
-    prompt_tokens: int
-    num_decodes: int
-    decode_context_tokens: int
 
 
 class SchedulerCore:
@@ -114,7 +102,7 @@ class SchedulerCore:
         return self._history.of(job_id)
 
     def snapshot(self) -> Snapshot:
-        return _snapshot(self, self._was_ready and self.stages_up, self._now_ns)
+        return take(self, self._was_ready and self.stages_up, self._now_ns)
 
     # ---- events
 
@@ -320,72 +308,20 @@ class SchedulerCore:
     def _launch(self, picks: list[Pick]) -> RunIteration:
         seq = self._next_seq
         self._next_seq += 1
-        items, prompt_tokens, num_decodes, context_tokens = [], 0, 0, 0
         for pick in picks:
-            job, num_tokens = pick.job, pick.num_tokens
-            if job.is_decode:
-                num_decodes += 1
-                context_tokens += job.computed
-            else:
-                prompt_tokens += num_tokens
+            job = pick.job
+            if not job.is_decode:
                 job.discarding = self.order.discards(job)
                 self._record(job, Happening.PREFILL, seq)
-                self.counters.recomputed_tokens += max(0, min(job.high_water, job.computed + num_tokens) - job.computed)
-            items.append(
-                PlanItem(
-                    job_id=job.job_id,
-                    start=job.computed,
-                    num_tokens=num_tokens,
-                    sample=num_tokens == job.pending_tokens and not job.discarding,
-                    output_position=job.generated,
-                    block_table=job.table.block_ids,
-                )
-            )
+                again = min(job.high_water, job.computed + pick.num_tokens) - job.computed
+                self.counters.recomputed_tokens += max(0, again)
             job.seq = seq
             self._leave_clock(job)
         self.num_flying += len(picks)
         self.counters.iterations += 1
-        plan = RunIteration(seq, self.epoch, tuple(items))
-        jobs = tuple(pick.job for pick in picks)
-        self.flights[seq] = Flight(plan, jobs, prompt_tokens, num_decodes, context_tokens)
-        return plan
+        flight = Flight.of(picks, seq, self.epoch)
+        self.flights[seq] = flight
+        return flight.plan
 
     def _record(self, job: Job, happening: Happening, detail: int) -> None:
         self._history.record(self._now_ns, job.job_id, happening, detail)
-
-
-def _snapshot(core: SchedulerCore, ready: bool, now_ns: int) -> Snapshot:
-    sizes = core.order.level_sizes() or (len(core.jobs),)
-    running = [0] * len(sizes)
-    for flight in core.flights.values():
-        for job in flight.jobs:
-            running[job.level if len(sizes) > 1 else 0] += 1
-    counters = core.counters
-    return Snapshot(
-        ready=ready,
-        epoch=core.epoch,
-        levels=tuple(LevelCount(size - busy, busy) for size, busy in zip(sizes, running, strict=True)),
-        quantum_ns=core.order.quanta_ns(),
-        jobs=len(core.jobs),
-        running=core.num_flying,
-        waiting=len(core.jobs) - core.num_flying,
-        waiting_prompt_tokens=core.waiting_prompt_tokens,
-        resident=len(core.line.ready) + core.num_flying,
-        batches_in_flight=len(core.flights),
-        blocks_free=core.pool.num_free,
-        blocks_total=core.pool.num_blocks,
-        iterations=counters.iterations,
-        accepted=counters.accepted,
-        rejected=counters.rejected,
-        finished=counters.finished,
-        preemptions_slots=counters.preemptions[Shortage.SLOTS],
-        preemptions_tokens=counters.preemptions[Shortage.TOKENS],
-        preemptions_blocks=counters.preemptions[Shortage.BLOCKS],
-        promotions=counters.promotions,
-        tickets=counters.tickets,
-        demotions=core.order.demotions(),
-        generated_tokens=counters.generated_tokens,
-        recomputed_tokens=counters.recomputed_tokens,
-        longest_wait_ns=core.clock.longest_wait_ns(now_ns),
-        prefill_correction=core.predictor.correction / ONE,
-    )

@@ -1,8 +1,15 @@
 """What the core shows to metrics and `top`. Cheap enough to take at every scrape: nothing here walks the jobs."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fastserve_scheduler.core.batch import Shortage
+from fastserve_scheduler.core.prediction import ONE
+
+if TYPE_CHECKING:
+    from fastserve_scheduler.core.scheduler import SchedulerCore
 
 
 @dataclass(slots=True)
@@ -58,3 +65,41 @@ class Snapshot:
     longest_wait_ns: int
     #: Observed over predicted time of first iterations.
     prefill_correction: float
+
+
+def take(core: SchedulerCore, ready: bool, now_ns: int) -> Snapshot:
+    """The core as it stands; the only loop is over the jobs in flight."""
+    sizes = core.order.level_sizes() or (len(core.jobs),)
+    running = [0] * len(sizes)
+    for flight in core.flights.values():
+        for job in flight.jobs:
+            running[job.level if len(sizes) > 1 else 0] += 1
+    counters = core.counters
+    return Snapshot(
+        ready=ready,
+        epoch=core.epoch,
+        levels=tuple(LevelCount(size - busy, busy) for size, busy in zip(sizes, running, strict=True)),
+        quantum_ns=core.order.quanta_ns(),
+        jobs=len(core.jobs),
+        running=core.num_flying,
+        waiting=len(core.jobs) - core.num_flying,
+        waiting_prompt_tokens=core.waiting_prompt_tokens,
+        resident=len(core.line.ready) + core.num_flying,
+        batches_in_flight=len(core.flights),
+        blocks_free=core.pool.num_free,
+        blocks_total=core.pool.num_blocks,
+        iterations=counters.iterations,
+        accepted=counters.accepted,
+        rejected=counters.rejected,
+        finished=counters.finished,
+        preemptions_slots=counters.preemptions[Shortage.SLOTS],
+        preemptions_tokens=counters.preemptions[Shortage.TOKENS],
+        preemptions_blocks=counters.preemptions[Shortage.BLOCKS],
+        promotions=counters.promotions,
+        tickets=counters.tickets,
+        demotions=core.order.demotions(),
+        generated_tokens=counters.generated_tokens,
+        recomputed_tokens=counters.recomputed_tokens,
+        longest_wait_ns=core.clock.longest_wait_ns(now_ns),
+        prefill_correction=core.predictor.correction / ONE,
+    )
