@@ -64,6 +64,20 @@ async def test_connection_ends(
         sock.close()
 
 
+async def test_pipelined_request_does_not_hide_the_end(tmp_path: Path) -> None:
+    """A second request on the connection before the first is answered; then the client is gone."""
+    gate = asyncio.Semaphore(2)
+    async with rig(tmp_path, Script(ids=[97], endless=True, gate=gate)) as r:
+        sock = raw_request(r, stream=True)
+        sock.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(lambda: bool(r.fake.jobs) and r.fake.jobs[0].sent == 2)
+        reset(sock)
+        gate.release()
+        gate.release()
+        await until(lambda: r.fake.jobs[0].cancelled is not None, timeout_s=5)
+        await r.quiet()
+
+
 def generate(**options: object) -> inference_pb2.GenerateRequest:
     request = inference_pb2.GenerateRequest(text="x", **options)  # type: ignore[arg-type]  # checked by protobuf
     request.stopping.max_new_tokens = 900

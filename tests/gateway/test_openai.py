@@ -28,6 +28,9 @@ async def test_openai_package_end_to_end(tmp_path: Path) -> None:
         assert whole.choices[0].finish_reason == "stop"
         assert whole.usage is not None
         assert whole.usage.completion_tokens == len(script.ids)
+        history = [whole.choices[0].message.model_dump(), {"role": "user", "content": "and?"}]
+        again = await r.chat(messages=history)
+        assert again.status_code == 200, "an earlier answer can be handed back as the package dumps it"
         stream = await client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}],

@@ -76,7 +76,7 @@ CHAT: dict[str, list[object]] = {
     "messages": [
         None, "hi", [], {}, [5], [{}], [{"role": "user"}, 5], [{"role": "x", "content": "a"}],
         [{"role": "user", "content": 5}], [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-        [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": "a", "tool_calls": []}],
+        [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": "a", "tool_calls": [{"id": "x"}]}],
         [{"role": "tool", "content": "x"}], [{"role": "user", "content": "\ud800"}],
         [{"role": "user", "content": "x" * 5000}], [{"role": "user", "content": "x"}] * 4097,
     ],
@@ -260,6 +260,7 @@ async def test_tokenize_values(tmp_path: Path) -> None:
             ("/detokenize", {"tokens": [-1]}),
             ("/detokenize", {"tokens": [2**70]}),
             ("/detokenize", {"tokens": "x"}),
+            ("/detokenize", {"tokens": ["x"] * 500_000}),
         ]:
             status, _ = await post(r, path, body)
             assert status == 400, (path, str(body)[:60])

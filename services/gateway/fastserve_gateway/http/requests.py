@@ -108,6 +108,9 @@ Prompt = Annotated[
     ),
 ]
 
+#: One wrong item is told; a million wrong items are not listed.
+_FAIL_FAST = Field(fail_fast=True)
+
 Real = Annotated[float, Field(allow_inf_nan=False)]
 Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_STRING_CHARS)]
 Count = Annotated[int, Field(ge=1, le=limits.UINT32_MAX)]
@@ -145,8 +148,10 @@ class _Generation(_Strict):
     logit_bias: dict[str, Real] | None = Field(
         None, max_length=limits.MAX_LOGIT_BIAS_ENTRIES, description="Token id, as a string, to bias."
     )
-    stop: Stop | list[Stop] | None = Field(None, json_schema_extra={"maxItems": limits.MAX_STOP_STRINGS})
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=limits.MAX_STOP_TOKEN_IDS)
+    stop: Stop | Annotated[list[Stop], _FAIL_FAST] | None = Field(
+        None, json_schema_extra={"maxItems": limits.MAX_STOP_STRINGS}
+    )
+    stop_token_ids: Annotated[list[TokenId], _FAIL_FAST] | None = Field(None, max_length=limits.MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=limits.INT32_MIN, le=limits.INT32_MAX)
@@ -261,12 +266,22 @@ class TextPart(_Strict):
     text: str
 
 
+#: What client libraries add to an assistant's message; accepted when empty.
+_ANSWER_FIELDS = frozenset({"refusal", "tool_calls", "function_call", "audio", "annotations", "reasoning_content"})
+
+
 class ChatMessage(_Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], _FAIL_FAST] | None = None
     name: str | None = None
-    #: Null only: what an earlier answer of this API carries.
-    refusal: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused(cls, values: object) -> object:
+        """A client may hand back an earlier answer as its library dumps it."""
+        if not isinstance(values, dict):
+            return values
+        return {k: v for k, v in values.items() if not (k in _ANSWER_FIELDS and v in (None, []))}
 
     def for_template(self) -> dict[str, object]:
         content = self.content
@@ -279,7 +294,7 @@ class ChatMessage(_Strict):
 class ChatCompletionRequest(_Generation):
     unsupported: ClassVar[Neutral] = _UNSUPPORTED_CHAT
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=limits.MAX_CHAT_MESSAGES)
+    messages: Annotated[list[ChatMessage], _FAIL_FAST] = Field(min_length=1, max_length=limits.MAX_CHAT_MESSAGES)
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=limits.MAX_LOGPROBS)
@@ -313,7 +328,9 @@ class TokenizeRequest(_Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=limits.MAX_CHAT_MESSAGES)
+    messages: Annotated[list[ChatMessage], _FAIL_FAST] | None = Field(
+        None, min_length=1, max_length=limits.MAX_CHAT_MESSAGES
+    )
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = Field(None, max_length=64)
@@ -328,4 +345,4 @@ class TokenizeRequest(_Strict):
 
 class DetokenizeRequest(_Strict):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], _FAIL_FAST]
