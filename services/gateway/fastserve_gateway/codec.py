@@ -1,4 +1,4 @@
-"""Scheduler wire <-> domain. With rpc/codec.py the only module of this service that knows generated types."""
+"""Scheduler wire <-> domain: every conversion is here; the link only moves the messages."""
 
 import time
 from dataclasses import replace

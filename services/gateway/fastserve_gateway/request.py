@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from fastserve_common.errors import InvalidArgumentError, NotFoundError
 from fastserve_gateway import limits
+from fastserve_gateway.checks import Checks
 from fastserve_gateway.text.model import TextModel
 from fastserve_gateway.text.stops import StopAutomaton
 
@@ -116,40 +117,6 @@ class GenerationRequest:
         return (seed - limits.INT64_MIN) % 2**64 + limits.INT64_MIN
 
 
-class _Checks:
-    """Range checks that name the field as the caller spelled it."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = names
-
-    def refuse(self, name: str, problem: str) -> InvalidArgumentError:
-        shown = self._names.get(name, name)
-        return InvalidArgumentError(f"{shown} {problem}", param=shown)
-
-    def integer(self, name: str, value: int | None, default: int, low: int, high: int) -> int:
-        if value is None:
-            return default
-        if not low <= value <= high:
-            raise self.refuse(name, f"must be between {low} and {high}")
-        return value
-
-    def real(
-        self, name: str, value: float | None, default: float, low: float, high: float, *, above: bool = False
-    ) -> float:
-        """`above`: the lower bound itself is not allowed."""
-        if value is None:
-            return default
-        if not math.isfinite(value) or not low <= value <= high or (above and value == low):
-            raise self.refuse(
-                name, f"must be {f'above {low:g} and at most' if above else f'between {low:g} and'} {high:g}"
-            )
-        return float(value)
-
-    def at_most(self, name: str, values: Sequence[object] | Mapping[int, float], most: int) -> None:
-        if len(values) > most:
-            raise self.refuse(name, f"has {len(values)} entries; the limit is {most}")
-
-
 class RequestBuilder:
     def __init__(self, text: TextModel, *, model_names: Sequence[str], max_prompt_bytes: int) -> None:
         self._text = text
@@ -171,7 +138,7 @@ class RequestBuilder:
 
         Raises InvalidArgumentError (with `param`), ContextLengthError, ModelNotFoundError.
         """
-        checks = _Checks(names or {})
+        checks = Checks(names or {})
         model = self.served_model(fields.model)
         request_id = _request_id(checks, fields.request_id)
         n = self._num_answers(checks, fields)
@@ -195,7 +162,7 @@ class RequestBuilder:
             priority=priority,
         )
 
-    def _num_answers(self, checks: _Checks, fields: RequestFields) -> int:
+    def _num_answers(self, checks: Checks, fields: RequestFields) -> int:
         n = checks.integer("n", fields.n, 1, 1, limits.MAX_SEQUENCES)
         if not fields.prompts:
             raise checks.refuse("prompt", "is empty")
@@ -203,7 +170,7 @@ class RequestBuilder:
             raise checks.refuse("prompt", f"asks for more than {limits.MAX_SEQUENCES} answers (prompts times n)")
         return n
 
-    def _sampling(self, checks: _Checks, fields: RequestFields) -> Sampling:
+    def _sampling(self, checks: Checks, fields: RequestFields) -> Sampling:
         top_k = checks.integer("top_k", fields.top_k, 0, -1, limits.UINT32_MAX)
         seed = checks.integer("seed", fields.seed, secrets.randbits(63), limits.INT64_MIN, limits.INT64_MAX)
         logprobs = fields.logprobs
@@ -225,7 +192,7 @@ class RequestBuilder:
             logprobs=logprobs,
         )
 
-    def _logit_bias(self, checks: _Checks, bias: Mapping[int, float]) -> Mapping[int, float]:
+    def _logit_bias(self, checks: Checks, bias: Mapping[int, float]) -> Mapping[int, float]:
         checks.at_most("logit_bias", bias, limits.MAX_LOGIT_BIAS_ENTRIES)
         self._check_ids(checks, "logit_bias", list(bias))
         return {
@@ -233,18 +200,18 @@ class RequestBuilder:
             for token_id, value in bias.items()
         }
 
-    def _stop_token_ids(self, checks: _Checks, fields: RequestFields) -> frozenset[int]:
+    def _stop_token_ids(self, checks: Checks, fields: RequestFields) -> frozenset[int]:
         checks.at_most("stop_token_ids", fields.stop_token_ids, limits.MAX_STOP_TOKEN_IDS)
         self._check_ids(checks, "stop_token_ids", fields.stop_token_ids)
         eos = frozenset[int]() if fields.ignore_eos else self._text.eos_token_ids
         return frozenset(fields.stop_token_ids) | eos
 
-    def _check_ids(self, checks: _Checks, name: str, ids: Sequence[int]) -> None:
+    def _check_ids(self, checks: Checks, name: str, ids: Sequence[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self._text.vocab_size):
             raise checks.refuse(name, f"has a token id outside the vocabulary (0 to {self._text.vocab_size - 1})")
 
     async def _prompt(
-        self, checks: _Checks, fields: RequestFields, prompt: str | Sequence[int], max_model_len: int, min_tokens: int
+        self, checks: Checks, fields: RequestFields, prompt: str | Sequence[int], max_model_len: int, min_tokens: int
     ) -> Prompt:
         text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
@@ -257,7 +224,7 @@ class RequestBuilder:
         self._check_ids(checks, "prompt", ids)
         return Prompt(ids, text, _max_tokens(checks, fields, len(ids), max_model_len, min_tokens))
 
-    def _check_text(self, checks: _Checks, text: str, max_model_len: int) -> None:
+    def _check_text(self, checks: Checks, text: str, max_model_len: int) -> None:
         """Refuse what cannot fit before time is spent on splitting it into tokens."""
         try:
             size = len(text.encode("utf-8"))
@@ -273,23 +240,23 @@ class RequestBuilder:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """For /tokenize: no model limit, but the byte limit. Raises InvalidArgumentError."""
-        self._check_text(_Checks({}), text, limits.UINT32_MAX)
+        self._check_text(Checks({}), text, limits.UINT32_MAX)
         return await self._text.encode(text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, ids: Sequence[int], *, name: str) -> str:
         """Raises InvalidArgumentError for ids outside the vocabulary."""
-        self._check_ids(_Checks({}), name, ids)
+        self._check_ids(Checks({}), name, ids)
         return await self._text.decode(ids)
 
 
-def _too_long(checks: _Checks, what: str, max_model_len: int) -> ContextLengthError:
+def _too_long(checks: Checks, what: str, max_model_len: int) -> ContextLengthError:
     error = checks.refuse("prompt", "")
     return ContextLengthError(
         f"This model's maximum context length is {max_model_len} tokens (max_model_len), but {what}.", param=error.param
     )
 
 
-def _max_tokens(checks: _Checks, fields: RequestFields, prompt_tokens: int, max_model_len: int, min_tokens: int) -> int:
+def _max_tokens(checks: Checks, fields: RequestFields, prompt_tokens: int, max_model_len: int, min_tokens: int) -> int:
     room = max_model_len - prompt_tokens
     if room < 1:
         raise _too_long(checks, f"the prompt has {prompt_tokens}, which leaves no room for an answer", max_model_len)
@@ -306,7 +273,7 @@ def _max_tokens(checks: _Checks, fields: RequestFields, prompt_tokens: int, max_
     return tokens
 
 
-def _request_id(checks: _Checks, request_id: str | None) -> str:
+def _request_id(checks: Checks, request_id: str | None) -> str:
     if not request_id:
         return uuid.uuid4().hex
     if len(request_id) > limits.MAX_REQUEST_ID_CHARS or not _REQUEST_ID.match(request_id):
@@ -316,7 +283,7 @@ def _request_id(checks: _Checks, request_id: str | None) -> str:
     return request_id
 
 
-def _stop_strings(checks: _Checks, stops: Sequence[str]) -> StopAutomaton | None:
+def _stop_strings(checks: Checks, stops: Sequence[str]) -> StopAutomaton | None:
     checks.at_most("stop", stops, limits.MAX_STOP_STRINGS)
     for stop in stops:
         if not stop:

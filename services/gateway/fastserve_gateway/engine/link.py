@@ -8,9 +8,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import grpc
@@ -23,6 +22,7 @@ from fastserve_common.state import StateError, StateStore
 from fastserve_gateway import codec
 from fastserve_gateway.codec import CancelReason
 from fastserve_gateway.engine.events import ClusterView, Failed
+from fastserve_gateway.engine.outbox import Outbox, first_to_fail
 from fastserve_gateway.engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -50,28 +50,6 @@ class Leader:
     incarnation: str
 
 
-@dataclass(slots=True)
-class _Outbox:
-    """Messages for the scheduler, in order. Bounded by what is live: one submit and one cancel per answer."""
-
-    messages: deque[scheduler_pb2.GatewayMessage] = field(default_factory=deque)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def put(self, message: scheduler_pb2.GatewayMessage) -> None:
-        self.messages.append(message)
-        self.ready.set()
-
-    def clear(self) -> None:
-        self.messages.clear()
-        self.ready.clear()
-
-    async def take(self) -> scheduler_pb2.GatewayMessage:
-        while not self.messages:
-            self.ready.clear()
-            await self.ready.wait()
-        return self.messages.popleft()
-
-
 class SchedulerLink:
     def __init__(
         self,
@@ -87,7 +65,7 @@ class SchedulerLink:
         self._gateway_id = gateway_id
         self._reconnect_timeout_s = reconnect_timeout_s
         self._on_change = on_change
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._live: dict[str, Sequence] = {}
         self._unconfirmed: dict[str, CancelReason] = {}
         self._serial = 0
@@ -159,7 +137,7 @@ class SchedulerLink:
             try:
                 hello = await asyncio.wait_for(self._greet(call), HELLO_TIMEOUT_S)
                 self._attach(hello, leader)
-                await _first_to_fail(self._read(call), self._write(call), self._watch(leader))
+                await first_to_fail(self._read(call), self._write(call), self._watch(leader))
             except TimeoutError as error:
                 raise LinkLostError(f"the scheduler at {leader.address} does not answer") from error
             except grpc.aio.AioRpcError as error:
@@ -307,16 +285,3 @@ class SchedulerLink:
             return
         self._end(sequence)
         sequence.failed(codec.failed_from_wire(rejected))
-
-
-async def _first_to_fail(*parts: Coroutine[None, None, None]) -> None:
-    """Run them together; when one raises, stop the others and raise it."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,7 +4,6 @@ Types are strict (the string "5" is no number). Ranges are stated here for the O
 constants that request.py enforces.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -12,50 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, PlainValidator, Wi
 from pydantic_core import PydanticCustomError
 
 from fastserve_gateway import limits
+from fastserve_gateway.http.unsupported import UNSUPPORTED, UNSUPPORTED_CHAT, Neutral
 from fastserve_gateway.request import RequestFields
-
-#: Refused fields and the values that mean "not used", which are accepted. Everything else gets a 400 that names it.
-Neutral = Mapping[str, tuple[JsonValue, ...]]
-
-_UNSUPPORTED: Neutral = {
-    "suffix": (None, ""),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "prompt_logprobs": (None,),
-    "bad_words": (None, []),
-    "use_beam_search": (None, False),
-    "length_penalty": (None, 1.0),
-    "truncate_prompt_tokens": (None,),
-    "skip_special_tokens": (None, True),
-    "spaces_between_special_tokens": (None, True),
-    "allowed_token_ids": (None, []),
-    "return_token_ids": (None, False),
-    "store": (None, False),
-    "metadata": (None, {}),
-    "service_tier": (None, "auto", "default"),
-    "user": (None,),
-}
-_UNSUPPORTED_CHAT: Neutral = {
-    **{name: neutral for name, neutral in _UNSUPPORTED.items() if name != "suffix"},
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
-    "functions": (None, []),
-    "function_call": (None, "none"),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "reasoning_effort": (None,),
-    "verbosity": (None,),
-    "web_search_options": (None,),
-    "chat_template": (None,),
-    "continue_final_message": (None, False),
-    "documents": (None, []),
-}
 
 
 def _unsupported(name: str) -> PydanticCustomError:
@@ -226,7 +183,7 @@ class _Generation(_Strict):
 
 
 class CompletionRequest(_Generation):
-    unsupported: ClassVar[Neutral] = _UNSUPPORTED
+    unsupported: ClassVar[Neutral] = UNSUPPORTED
 
     prompt: Prompt
     echo: bool | None = None
@@ -292,7 +249,7 @@ class ChatMessage(_Strict):
 
 
 class ChatCompletionRequest(_Generation):
-    unsupported: ClassVar[Neutral] = _UNSUPPORTED_CHAT
+    unsupported: ClassVar[Neutral] = UNSUPPORTED_CHAT
 
     messages: Annotated[list[ChatMessage], _FAIL_FAST] = Field(min_length=1, max_length=limits.MAX_CHAT_MESSAGES)
     max_completion_tokens: Count | None = None
