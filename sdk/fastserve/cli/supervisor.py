@@ -150,7 +150,10 @@ class Supervisor:
                 raise StartError(_post_mortem(child, f"{child.name} {how} after {times}; giving up"))
             self._reporter.line(f"{child.name} {how}; starting it again", style="yellow")
             await asyncio.sleep(delay_s)
-            child.start()
+            try:
+                child.start()
+            except OSError as error:
+                raise StartError(f"{child.name} cannot be started again: {error}") from error
 
     def _all(self) -> Sequence[Child]:
         return [child for group in self.children for child in group]
