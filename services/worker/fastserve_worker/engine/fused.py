@@ -128,7 +128,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 def _norm(module: nn.Module) -> NormWeight:
     epsilon = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None) or 0.0
-    weight = cast(torch.Tensor, module.weight).detach()
+    weight = cast(torch.Tensor, module.weight).detach().clone()  # a view would keep the weight file mapped
     # Gemma's classes keep the distance from 1. Either form is tried on numbers before it is used.
     if type(module).__name__.startswith("Gemma"):
         weight = weight + 1.0

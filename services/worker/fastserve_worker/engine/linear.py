@@ -42,7 +42,7 @@ class OneDnnLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ONEDNN_ROWS)
-        self._bias = bias
+        self._bias = None if bias is None else bias.detach().clone()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., num_inputs] -> [..., num_outputs]."""

@@ -120,6 +120,13 @@ def load_weights(
         raise UnsupportedModelError(f"{model.config.model_type}: no weights for {', '.join(left[:5])}")
 
 
+def leave_files(model: PreTrainedModel) -> None:
+    """Copy what is still mapped from weight files: a page dropped by the system would be read again mid-iteration."""
+    copies: dict[int, torch.Tensor] = {}
+    for parameter in model.parameters():
+        parameter.data = copies.setdefault(parameter.data_ptr(), parameter.data.clone())
+
+
 def check_passes_hidden_states_through(model: PreTrainedModel, arch: Architecture) -> None:
     """Prove that the class adds nothing between the stages' layers: with no layers, hidden states come out as given.
 

@@ -55,6 +55,7 @@ class StageModel:
             stage_builder.check_passes_hidden_states_through(model, arch)
         shape = _shape(config, layers, dtype, checkpoint.fingerprint())
         optimise(model, arch, shape, linear_kind)
+        stage_builder.leave_files(model)
         return cls(model, arch, shape, is_last=stage == num_stages - 1)
 
     @torch.inference_mode()

@@ -86,9 +86,8 @@ class NativeKernels:
         padded[:num_outputs] = weight
         panels = padded.view(num_panels, PANEL_WIDTH, num_inputs)
         blocks = [block.transpose(1, 2).reshape(-1) for block in torch.split(panels, self._input_block, dim=2)]
-        return PackedWeight(
-            torch.cat(blocks), num_inputs, num_outputs, None if bias is None else bias.float().contiguous()
-        )
+        own_bias = None if bias is None else bias.detach().to(torch.float32, copy=True)
+        return PackedWeight(torch.cat(blocks), num_inputs, num_outputs, own_bias)
 
     def linear(self, x: torch.Tensor, weight: PackedWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x [rows, num_inputs] -> x W^T + bias + residual, [rows, num_outputs]. Bitwise the same in any batch."""
