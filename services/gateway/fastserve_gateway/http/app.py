@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -31,8 +32,10 @@ def build_app(engine: Engine, keys: KeyCheck) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+    routes = [*generate.router.routes, *system.router.routes]
+    paths = [route.path for route in routes if isinstance(route, APIRoute)]
     limited = LimitBody(app, engine.settings.max_body_bytes)
-    return Observe(RequireKey(limited, keys), engine.metrics, list(_openapi(app)["paths"]))
+    return Observe(RequireKey(limited, keys), engine.metrics, paths)
 
 
 def error_response(error: FastServeError) -> JSONResponse:
