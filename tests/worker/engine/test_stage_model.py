@@ -1,5 +1,6 @@
 """Loading: each stage reads its own tensors and nothing else; what cannot be served is refused by name."""
 
+import gc
 import json
 import shutil
 from collections.abc import Callable
@@ -64,6 +65,20 @@ def test_stages_agree_on_the_model(tiny_model: Callable[[str], TinyModel]) -> No
     assert stages[0].config.num_stage_layers + stages[1].config.num_stage_layers == stages[0].config.num_layers == 4
     assert stages[0].config.last_layer + 1 == stages[1].config.first_layer
     assert (stages[0].config.num_kv_heads, stages[0].config.head_dim, stages[0].config.vocab_size) == (2, 16, 307)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs procfs")
+@pytest.mark.parametrize("linear", ["auto", "torch"])
+@pytest.mark.parametrize("name", ["llama-mqa-tied", "opt"])
+def test_a_loaded_stage_does_not_depend_on_its_files(
+    name: str, linear: str, tiny_model: Callable[[str], TinyModel]
+) -> None:
+    """A mapped weight would be read from disk again, mid-iteration, after the system has dropped its pages."""
+    folder = tiny_model(name).folder
+    stage = _load(folder, linear=linear)
+    gc.collect()
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert stage.is_first
 
 
 def test_fingerprint_tells_configurations_apart(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
