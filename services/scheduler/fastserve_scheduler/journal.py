@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from fastserve_scheduler.core import events
-from fastserve_scheduler.core.commands import Command
+from fastserve_scheduler.core.commands import Command, RunIteration
 from fastserve_scheduler.core.config import CoreConfig, MlfqConfig
 from fastserve_scheduler.core.events import Event, ProfileUpdated
 from fastserve_scheduler.core.profile import Profile
@@ -36,6 +36,9 @@ _EVENTS: dict[str, type[Event]] = {
         events.StageDown,
         events.ProfileUpdated,
         events.Woke,
+        events.HostSlotsGranted,
+        events.HostStoreDown,
+        events.SwapDone,
     )
 }
 
@@ -48,8 +51,15 @@ class JournalError(Exception):
 
 
 def encode_commands(commands: Sequence[Command]) -> list[object]:
-    """Commands as nested lists: class name, then the fields in order."""
-    return [_encode(command) for command in commands]
+    """Commands as nested lists: class name, then the fields in order; `swaps` of a plan only where there are any."""
+    return [_encode_command(command) for command in commands]
+
+
+def _encode_command(command: Command) -> list[object]:
+    encoded = cast(list[object], _encode(command))
+    if isinstance(command, RunIteration) and not command.swaps:
+        del encoded[-1]
+    return encoded
 
 
 def _encode(value: object) -> object:

@@ -20,13 +20,34 @@ class PlanItem:
     block_table: tuple[int, ...]
 
 
+class SwapDirection(StrEnum):
+    OUT = "out"
+    IN = "in"
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOp:
+    """Copy `device_blocks[i]` to `host_slots[i]` (OUT) or back (IN), on every stage alike.
+
+    An OUT copy begins when the stage has computed every plan that came before; an IN copy at once. Until every stage
+    has reported it (SwapDone), blocks and slots belong to the swap.
+    """
+
+    swap_id: int
+    job_id: int
+    direction: SwapDirection
+    device_blocks: tuple[int, ...]
+    host_slots: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class RunIteration:
-    """The whole truth of an iteration."""
+    """The whole truth of an iteration. Without items it only swaps, and its IterationDone comes back at once."""
 
     seq: int
     epoch: int
     items: tuple[PlanItem, ...]
+    swaps: tuple[SwapOp, ...] = ()
 
 
 class FinishReason(StrEnum):
@@ -72,4 +93,20 @@ class WakeAt:
     at_ns: int
 
 
-Command = RunIteration | FinishJob | RejectJob | RaiseEpoch | WakeAt
+@dataclass(frozen=True, slots=True)
+class KeepHost:
+    """A swap out is complete on every stage: its slots hold the job's KV until FreeHost."""
+
+    job_id: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeHost:
+    """Slots of earlier KeepHosts hold nothing any more. They stay granted, and a later swap may use them."""
+
+    job_id: int
+    slots: tuple[int, ...]
+
+
+Command = RunIteration | FinishJob | RejectJob | RaiseEpoch | WakeAt | KeepHost | FreeHost

@@ -64,4 +64,46 @@ class Woke:
     """The time asked for by the latest WakeAt has come."""
 
 
-Event = JobArrived | JobAborted | IterationDone | StageUp | StageDown | ProfileUpdated | Woke
+@dataclass(frozen=True, slots=True)
+class HostSlotsGranted:
+    """Host slots leased ahead: each holds one block of every stage alike. Grants add up until HostStoreDown."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostStoreDown:
+    """The host arena is gone or was started anew: all host copies and all grants are void.
+
+    Stages go on reporting the swaps in flight (with `ok` or not): a block of one is reused only when its copy has
+    landed on every stage or the epoch has risen.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SwapDone:
+    """The copy of swap `swap_id` has landed on `stage`. Not `ok`: what is at the destination must not be used.
+
+    `num_bytes` and `copy_ns` are this stage's own.
+    """
+
+    swap_id: int
+    stage: int
+    epoch: int
+    ok: bool
+    num_bytes: int
+    copy_ns: int
+
+
+Event = (
+    JobArrived
+    | JobAborted
+    | IterationDone
+    | StageUp
+    | StageDown
+    | ProfileUpdated
+    | Woke
+    | HostSlotsGranted
+    | HostStoreDown
+    | SwapDone
+)

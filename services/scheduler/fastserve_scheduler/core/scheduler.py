@@ -11,16 +11,20 @@ from fastserve_scheduler.core.commands import Command, FinishJob, FinishReason, 
 from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.events import (
     Event,
+    HostSlotsGranted,
+    HostStoreDown,
     IterationDone,
     JobAborted,
     JobArrived,
     ProfileUpdated,
     StageDown,
     StageUp,
+    SwapDone,
     Woke,
 )
 from fastserve_scheduler.core.flight import Flight
 from fastserve_scheduler.core.history import Happening, History, Moment
+from fastserve_scheduler.core.host import HostSlots
 from fastserve_scheduler.core.invariants import check
 from fastserve_scheduler.core.job import NOT_IN_FLIGHT, Job
 from fastserve_scheduler.core.kv import KV_POLICIES
@@ -50,6 +54,7 @@ class SchedulerCore:
         self.counters = Counters()
         self.predictor = Predictor(profile)
         self.pool = BlockPool(config.block_size)
+        self.host = HostSlots()
         self.order = POLICIES[config.policy](config.mlfq, self.predictor, config.max_model_len)
         self.line = Line(self.order)
         self.clock = WaitClock(config.mlfq.alpha_ns, config.service_classes)
@@ -87,6 +92,8 @@ class SchedulerCore:
             case ProfileUpdated(profile):
                 self.predictor.update(profile)
                 self.order.retime()
+            case HostSlotsGranted() | HostStoreDown() | SwapDone():
+                self._host_event(event)
             case Woke():
                 pass
         if self.stages_up:
@@ -202,6 +209,15 @@ class SchedulerCore:
             self._drop_kv(job)
             self._record(job, Happening.LOST_STAGE, self.epoch)
             self.line.put(job)
+
+    def _host_event(self, event: HostSlotsGranted | HostStoreDown | SwapDone) -> None:
+        match event:
+            case HostSlotsGranted(slots):
+                self.host.grant(slots)
+            case HostStoreDown():
+                self.host.void()
+            case SwapDone():
+                pass  # of an earlier epoch: no KV policy of this table swaps
 
     # ---- states of a job
 

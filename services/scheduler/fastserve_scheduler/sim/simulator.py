@@ -13,6 +13,8 @@ from fastserve_scheduler.core.commands import (
     Command,
     FinishJob,
     FinishReason,
+    FreeHost,
+    KeepHost,
     RaiseEpoch,
     RejectJob,
     RejectReason,
@@ -140,6 +142,8 @@ class Simulator:
                 self._stage_free_ns = [now_ns] * len(self._stage_free_ns)
             case WakeAt(at_ns):
                 self._push(at_ns, Woke())
+            case KeepHost() | FreeHost():
+                pass  # the simulated arena has nothing to remember
             case _:
                 assert_never(command)
 
