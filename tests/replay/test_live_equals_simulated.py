@@ -19,6 +19,7 @@ from fastserve_scheduler.runner import Runner
 from fastserve_scheduler.sessions import Sessions
 from fastserve_scheduler.sim.cost import OPT_13B_A100
 from fastserve_scheduler.sim.simulator import Simulator
+from fastserve_scheduler.swap_watch import SwapWatch
 
 STOP_ID, OTHER_ID = 7, 8
 NUM_BLOCKS = 40
@@ -77,6 +78,7 @@ def _play_live(journal: Path, core: SchedulerCore, events: list[tuple[int, Event
         core=core,
         sessions=Sessions(),
         flights=Flights(core.config.num_stages, max_faults=3),
+        swaps=SwapWatch(core.config.num_stages),
         stages=stages,
         clock_ns=lambda: now_ns,
         wake_at=lambda at_ns: None,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fastserve.v1 import sampling_pb2, scheduler_pb2, stage_pb2
 from fastserve_scheduler import codec
+from fastserve_scheduler.kv_messages import HostArena
 from fastserve_scheduler.messages import (
     Batch,
     Cancel,
@@ -28,10 +29,12 @@ from fastserve_scheduler.messages import (
     Status,
     StopReason,
     Submit,
+    SwapReport,
     Tokens,
     UnknownMessage,
     WireItem,
     WirePlan,
+    WireSwap,
 )
 
 u32 = st.integers(0, 2**32 - 1)
@@ -92,11 +95,21 @@ def _item_from_pb(pb: stage_pb2.PlanItem) -> WireItem:
     )
 
 
+def _swap_from_pb(pb: stage_pb2.SwapOp) -> WireSwap:
+    assert pb.direction != stage_pb2.SWAP_DIRECTION_UNSPECIFIED
+    out = pb.direction == stage_pb2.SWAP_DIRECTION_OUT
+    return WireSwap(pb.swap_id, pb.job_id, out, pb.device_blocks, pb.host_slots)
+
+
+swaps = st.lists(st.builds(WireSwap, u64, u64, st.booleans(), packed, packed), max_size=4).map(tuple)
+
+
 @settings(deadline=None)
-@given(st.builds(WirePlan, u64, u64, st.lists(items(), max_size=5).map(tuple)))
+@given(st.builds(WirePlan, u64, u64, st.lists(items(), max_size=5).map(tuple), swaps, u64))
 def test_plans_round_trip(plan: WirePlan) -> None:
     pb = stage_pb2.ControlMessage.FromString(codec.control_message_to_wire(plan)).plan
-    assert WirePlan(pb.seq, pb.epoch, tuple(map(_item_from_pb, pb.items))) == plan
+    items, swaps = tuple(map(_item_from_pb, pb.items)), tuple(map(_swap_from_pb, pb.swaps))
+    assert WirePlan(pb.seq, pb.epoch, items, swaps, pb.host_generation) == plan
 
 
 @settings(deadline=None)
@@ -234,7 +247,7 @@ def test_hello_and_status_round_trip() -> None:
 
 
 @settings(deadline=None)
-@given(st.builds(Ready, *[u64, *[u32] * 6, names, u64, names, names]))
+@given(st.builds(Ready, *[u64, *[u32] * 6, names, u64, names, names, st.builds(HostArena, u64, u32, names)]))
 def test_ready_round_trips(ready: Ready) -> None:
     pb = stage_pb2.StageReady(
         epoch=ready.epoch,
@@ -248,6 +261,9 @@ def test_ready_round_trips(ready: Ready) -> None:
         kv_block_bytes=ready.kv_block_bytes,
         device=ready.device,
         dtype=ready.dtype,
+        num_host_slots=ready.host.num_slots,
+        host_generation=ready.host.generation,
+        host_node=ready.host.node,
     )
     assert codec.stage_message_from_wire(stage_pb2.StageMessage(ready=pb).SerializeToString()) == ready
 
@@ -264,6 +280,14 @@ def test_reports_round_trip(report: Report) -> None:
         token_ids=report.token_ids.tobytes(),
     )
     assert codec.stage_message_from_wire(stage_pb2.StageMessage(iteration=pb).SerializeToString()) == report
+
+
+def test_swap_reports_and_host_arenas_round_trip() -> None:
+    swap = stage_pb2.SwapReport(swap_id=1, epoch=2, stage=3, bytes=4, copy_ns=5, error="checksum")
+    message = stage_pb2.StageMessage(swap=swap).SerializeToString()
+    assert codec.stage_message_from_wire(message) == SwapReport(1, 2, 3, 4, 5, "checksum")
+    host = stage_pb2.StageMessage(host=stage_pb2.HostArena(generation=1, num_slots=2, node="here"))
+    assert codec.stage_message_from_wire(host.SerializeToString()) == HostArena(1, 2, "here")
 
 
 def test_faults_and_profile_reports_round_trip() -> None:

@@ -335,19 +335,23 @@ class KvReady(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     TOTAL_SLOTS_FIELD_NUMBER: _builtins.int
     FREE_SLOTS_FIELD_NUMBER: _builtins.int
+    LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     total_slots: _builtins.int
     free_slots: _builtins.int
+    lease_ttl_ms: _builtins.int
+    """How long a lease lives that is not renewed. Zero: not said."""
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         total_slots: _builtins.int = ...,
         free_slots: _builtins.int = ...,
+        lease_ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_slots", b"free_slots", "generation", b"generation", "total_slots", b"total_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_slots", b"free_slots", "generation", b"generation", "lease_ttl_ms", b"lease_ttl_ms", "total_slots", b"total_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,8 +41,10 @@ def decode_command(message: pb.KvCommand) -> Hello | Command | None:
 
 def encode_event(event: Event) -> pb.KvEvent:
     match event:
-        case Ready(generation, total_slots, free_slots):
-            return pb.KvEvent(ready=pb.KvReady(generation=generation, total_slots=total_slots, free_slots=free_slots))
+        case Ready(generation, total_slots, free_slots, lease_ttl_ms):
+            ready = pb.KvReady(generation=generation, total_slots=total_slots, free_slots=free_slots)
+            ready.lease_ttl_ms = lease_ttl_ms
+            return pb.KvEvent(ready=ready)
         case Leased(lease_id, slots):
             return pb.KvEvent(leased=pb.SlotsLeased(lease_id=lease_id, host_slots=pack_u32(slots)))
         case LeaseExpired(lease_id, slots):

@@ -42,6 +42,7 @@ class Ready:
     generation: int
     total_slots: int
     free_slots: int
+    lease_ttl_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ class HostStore:
 
     @property
     def ready(self) -> Ready:
-        return Ready(self.generation, self.ledger.num_slots, self.ledger.num_free)
+        ttl_ms = max(1, self._lease_ttl_ns // 1_000_000)
+        return Ready(self.generation, self.ledger.num_slots, self.ledger.num_free, ttl_ms)
 
     def attach(self, owner: str, layout: Layout, pipeline_slot_bytes: int) -> tuple[Slab, bool]:
         """The owner's slab, and whether the scheduler has to be told. Raises SlabError."""

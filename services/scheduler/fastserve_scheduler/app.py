@@ -17,6 +17,7 @@ from fastserve_scheduler.driver import Driver
 from fastserve_scheduler.hold import Hold
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import AbortAll, Drain, Input
+from fastserve_scheduler.kv_link import KvLink
 from fastserve_scheduler.leadership import Leadership
 from fastserve_scheduler.messages import Hello, Status
 from fastserve_scheduler.metrics import Metrics, serve_metrics
@@ -39,6 +40,7 @@ class Scheduler:
 
     driver: Driver
     pipeline: Pipeline
+    kv_link: KvLink
     desk: Desk
     inbox: Inbox[Input]
     settings: SchedulerSettings
@@ -62,17 +64,19 @@ class Scheduler:
 def build(
     settings: SchedulerSettings,
     store: StateStore,
+    scheduler_id: str,
     generation: int,
     metrics: Metrics,
     on_status: Callable[[Status], None],
 ) -> Scheduler:
     inbox: Inbox[Input] = Inbox()
     pipeline = Pipeline(store, settings.num_stages, generation, inbox, time.monotonic)
+    kv_link = KvLink(store, scheduler_id, generation, inbox)
     hello = Hello(generation, settings.max_model_len, settings.max_model_len, settings.policy, settings.num_stages)
     desk = Desk(hello, Hold(settings.max_num_queued_reqs, settings.max_num_queued_tokens))
     profiler = Profiler(ProfileStore(settings.profile_dir), pipeline.send_measure, settings.max_num_seqs)
-    driver = Driver(settings, inbox, pipeline, profiler, desk, metrics, on_status)
-    return Scheduler(driver, pipeline, desk, inbox, settings)
+    driver = Driver(settings, inbox, pipeline, kv_link, profiler, desk, metrics, on_status)
+    return Scheduler(driver, pipeline, kv_link, desk, inbox, settings)
 
 
 async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
@@ -111,7 +115,7 @@ async def _lead(
 ) -> int:
     health = asyncio.Queue[Status]()
     metrics = Metrics()
-    scheduler = build(settings, store, generation, metrics, health.put_nowait)
+    scheduler = build(settings, store, leadership.owner, generation, metrics, health.put_nowait)
     service.lead(scheduler.inbox, scheduler.state)
     info = {"address": settings.address(port), "incarnation": leadership.owner}
     async with (
@@ -121,6 +125,7 @@ async def _lead(
         work = [
             asyncio.create_task(scheduler.driver.run(), name="driver"),
             asyncio.create_task(scheduler.pipeline.run(), name="pipeline"),
+            asyncio.create_task(scheduler.kv_link.run(), name="kvstore-link"),
             asyncio.create_task(_report_health(grpc_server, health), name="health"),
             asyncio.create_task(leadership.keep(), name="leadership"),
         ]

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from fastserve.v1 import sampling_pb2, scheduler_pb2, stage_pb2
 from fastserve_common.packed import unpack_u32
 from fastserve_scheduler.core.snapshot import Snapshot
+from fastserve_scheduler.kv_messages import HostArena
 from fastserve_scheduler.messages import (
     Batch,
     Cancel,
@@ -37,6 +38,7 @@ from fastserve_scheduler.messages import (
     Status,
     StopReason,
     Submit,
+    SwapReport,
     Tokens,
     UnknownMessage,
     WireItem,
@@ -207,6 +209,15 @@ def _fill_plan(pb: stage_pb2.IterationPlan, plan: WirePlan) -> None:
     pb.seq, pb.epoch = plan.seq, plan.epoch
     for item in plan.items:
         _fill_item(pb.items.add(), item)
+    pb.host_generation = plan.host_generation
+    for swap in plan.swaps:
+        pb.swaps.add(
+            swap_id=swap.swap_id,
+            job_id=swap.job_id,
+            direction=stage_pb2.SWAP_DIRECTION_OUT if swap.out else stage_pb2.SWAP_DIRECTION_IN,
+            device_blocks=swap.device_blocks,
+            host_slots=swap.host_slots,
+        )
 
 
 def _fill_item(pb: stage_pb2.PlanItem, item: WireItem) -> None:
@@ -234,8 +245,13 @@ def stage_message_from_wire(data: bytes) -> StageMessage:
     match pb.WhichOneof("message"):
         case "iteration":
             return _report_from_pb(pb.iteration)
+        case "swap":
+            swap = pb.swap
+            return SwapReport(swap.swap_id, swap.epoch, swap.stage, swap.bytes, swap.copy_ns, swap.error)
         case "ready":
             return _ready_from_pb(pb.ready)
+        case "host":
+            return HostArena(pb.host.generation, pb.host.num_slots, pb.host.node)
         case "fault":
             return Fault(pb.fault.seq, pb.fault.epoch, pb.fault.message)
         case "profile":
@@ -269,6 +285,7 @@ def _ready_from_pb(pb: stage_pb2.StageReady) -> Ready:
         kv_block_bytes=pb.kv_block_bytes,
         device=pb.device,
         dtype=pb.dtype,
+        host=HostArena(pb.host_generation, pb.num_host_slots, pb.host_node),
     )
 
 

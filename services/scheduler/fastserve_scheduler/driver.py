@@ -24,6 +24,8 @@ from fastserve_scheduler.inputs import (
     FromStage,
     GraceOver,
     HoldOver,
+    HostGranted,
+    HostLost,
     Input,
     Joined,
     LinkClosed,
@@ -35,6 +37,7 @@ from fastserve_scheduler.inputs import (
     WakeUp,
 )
 from fastserve_scheduler.journal import JournalWriter
+from fastserve_scheduler.kv_link import KvLink
 from fastserve_scheduler.messages import (
     Cancel,
     Fault,
@@ -46,6 +49,7 @@ from fastserve_scheduler.messages import (
     Status,
     StopReason,
     Submit,
+    SwapReport,
 )
 from fastserve_scheduler.metrics import Metrics
 from fastserve_scheduler.pipeline import Pipeline
@@ -54,6 +58,7 @@ from fastserve_scheduler.profiler import Profiler
 from fastserve_scheduler.runner import Runner
 from fastserve_scheduler.sessions import Sessions
 from fastserve_scheduler.settings import SchedulerSettings
+from fastserve_scheduler.swap_watch import SwapWatch
 from fastserve_scheduler.timers import Timers
 
 log = logging.getLogger(__name__)
@@ -83,13 +88,15 @@ class Driver:
         settings: SchedulerSettings,
         inbox: Inbox[Input],
         pipeline: Pipeline,
+        kv_link: KvLink,
         profiler: Profiler,
         desk: Desk,
         metrics: Metrics,
         on_status: Callable[[Status], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._settings, self._inbox, self._pipeline, self._profiler = settings, inbox, pipeline, profiler
+        self._settings, self._inbox, self._pipeline, self._kv_link = settings, inbox, pipeline, kv_link
+        self._profiler = profiler
         self._desk, self._metrics, self._on_status, self._clock_ns = desk, metrics, on_status, clock_ns
         self.sessions = Sessions()
         self.runner: Runner | None = None
@@ -97,6 +104,8 @@ class Driver:
         self._identity: Identity | None = None
         self._exchanged = False
         self._stages: tuple[Ready, ...] | None = None
+        #: What the kvstore has granted before there is a core to use it.
+        self._grants: list[HostGranted] = []
         self._search = ProfileSearch(profiler, inbox)
         self._wish = 0
         self._timers = Timers(inbox)
@@ -129,8 +138,12 @@ class Driver:
             case LinkOpened() | LinkClosed() | GraceOver() | FromGateway():
                 self._link(message)
             case Joined() | Lost() | PipelineChanged() | ProfileKnown() | ProfileFailed():
+                if self._pipeline.joined:  # while it is not, what is on the host waits there
+                    self._kv_link.aim(self._pipeline.host_arena)
                 self._cluster(message)
                 self._refresh_status()
+            case HostGranted() | HostLost():
+                self._host(message)
             case _:
                 self._timer(message)
 
@@ -182,6 +195,8 @@ class Driver:
                 except ValueError as error:
                     log.error("a report does not fit its plan: %s", error, extra={"stage": stage})
                     self._pipeline.give_up_on(stage, f"its report does not fit: {error}")
+            case SwapReport() if self.runner is not None:
+                self.runner.swapped(said)
             case Fault() if self.runner is not None and said.epoch == self.runner.wire_epoch:
                 log.error("a stage could not carry out a plan: %s", said.message, extra={"stage": stage})
                 self._metrics.stage_lost(stage, "fault")
@@ -238,6 +253,7 @@ class Driver:
             core=core,
             sessions=self.sessions,
             flights=Flights(settings.num_stages, settings.max_faults),
+            swaps=SwapWatch(settings.num_stages),
             stages=self._pipeline,
             clock_ns=self._clock_ns,
             wake_at=self._wake_at,
@@ -246,8 +262,24 @@ class Driver:
             check=settings.check,
         )
         self._resume(self.runner, stages)
+        grants, self._grants = self._grants, []
+        for granted in grants:
+            self._host(granted)
         for link, submit in self._desk.hold.release():
             self._submit(link, submit)
+
+    # --- host memory
+
+    def _host(self, message: HostGranted | HostLost) -> None:
+        match message:
+            case HostGranted() if self.runner is None:
+                self._grants.append(message)
+            case HostGranted(session, slots) if self.runner is not None and not session.closed:
+                self.runner.host_granted(session, slots)
+            case HostLost(session):
+                self._grants = [granted for granted in self._grants if granted.session is not session]
+                if self.runner is not None:
+                    self.runner.host_lost(session)
 
     # --- time
 
@@ -279,10 +311,9 @@ class Driver:
             return
         if self.runner.journal is not None:
             self.runner.journal.flush()
-        silence = self.runner.silence(int(self._settings.stall_timeout * _NS_PER_S))
-        if silence is not None:
-            stage, waited_ns = silence
-            why = f"no answer to a plan for {waited_ns / _NS_PER_S:.1f} s"
+        least_ns = int(self._settings.stall_timeout * _NS_PER_S)
+        swap_ns = int(self._settings.swap_timeout * _NS_PER_S)
+        for stage, why in self.runner.silent_stages(least_ns, swap_ns).items():
             log.error(why, extra={"stage": stage})
             self._pipeline.give_up_on(stage, why)
 

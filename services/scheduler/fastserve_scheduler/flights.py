@@ -3,14 +3,15 @@
 Normally a plan travels whole. When a stage faulted (or died, or stalled) on a plan, every job in it is a *suspect*
 until it gets past the place where that happened; a plan with suspects is cut into parts: the others together, then
 each suspect by itself with nothing else in flight. A fault on a part of one job is that job's own fault, so a request
-that breaks stages is found after one shared fault, and its batch mates are never blamed for it.
+that breaks stages is found after one shared fault, and its batch mates are never blamed for it. Swaps go with the
+first part.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fastserve_scheduler.core.commands import PlanItem, RunIteration
+from fastserve_scheduler.core.commands import PlanItem, RunIteration, SwapOp
 from fastserve_scheduler.core.events import IterationDone
 from fastserve_scheduler.messages import Report
 
@@ -29,6 +30,7 @@ class Flight:
 
     plan: RunIteration
     parts_left: int
+    host_generation: int = 0
     compute_ns: int = 0
     stopped: list[int] = field(default_factory=list)
 
@@ -42,6 +44,7 @@ class Part:
 
     seq: int
     items: tuple[PlanItem, ...]
+    swaps: tuple[SwapOp, ...]
     flight: Flight
     #: Carries a suspect: nothing else may be in flight with it.
     alone: bool
@@ -66,16 +69,18 @@ class Flights:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._flying)
 
-    def add(self, plan: RunIteration) -> None:
-        """A new plan. `departures` says what to send now."""
+    def add(self, plan: RunIteration, host_generation: int = 0) -> None:
+        """A new plan, its swaps with host memory of `host_generation`. `departures` says what to send now."""
         suspects = [item for item in plan.items if item.job_id in self._suspects]
         others = tuple(item for item in plan.items if item.job_id not in self._suspects)
         groups = [(others, False)] if others or not suspects else []
         groups += [((item,), True) for item in suspects]
-        flight = Flight(plan, len(groups))
+        flight = Flight(plan, len(groups), host_generation)
+        swaps = plan.swaps
         for items, alone in groups:
-            self._waiting.append(Part(self._next_seq, items, flight, alone))
+            self._waiting.append(Part(self._next_seq, items, swaps, flight, alone))
             self._next_seq += 1
+            swaps = ()
 
     def departures(self) -> list[Part]:
         """Parts to send now, in order; they are in flight from here on."""
@@ -154,6 +159,10 @@ class Flights:
     def oldest(self) -> Part | None:
         """The part that must be answered next."""
         return next(iter(self._flying.values()), None)
+
+    def computed_before(self, seq: int, stage: int) -> bool:
+        """Whether `stage` has computed everything in flight that was sent before plan `seq`."""
+        return all(self._reported.get(flying, -1) >= stage for flying in self._flying if flying < seq)
 
     def silent_stage(self) -> int:
         """The stage whose turn it is to answer the oldest part."""

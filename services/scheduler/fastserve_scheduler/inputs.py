@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fastserve_scheduler.core.profile import Profile
 from fastserve_scheduler.gateway_link import GatewayLink
+from fastserve_scheduler.kv_session import KvSession
 from fastserve_scheduler.messages import GatewayMessage, Ready, StageMessage
 
 
@@ -58,6 +59,21 @@ class PipelineChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class HostGranted:
+    """Slots that every stage can swap with."""
+
+    session: KvSession
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    """All slots of the session are gone, and what was in them."""
+
+    session: KvSession
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileKnown:
     profile: Profile
 
@@ -103,6 +119,8 @@ Input = (
     | Joined
     | Lost
     | PipelineChanged
+    | HostGranted
+    | HostLost
     | ProfileKnown
     | ProfileFailed
     | WakeUp

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from fastserve_scheduler.kv_messages import NO_HOST, HostArena
+
 Ids: TypeAlias = "array[int]"
 """Token ids: `array("I")`."""
 
@@ -169,10 +171,25 @@ class WireItem:
 
 
 @dataclass(frozen=True, slots=True)
+class WireSwap:
+    """Copies of a job's blocks: `device_blocks`[i] to `host_slots`[i] when `out`, else back; both packed."""
+
+    swap_id: int
+    job_id: int
+    out: bool
+    device_blocks: bytes
+    host_slots: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class WirePlan:
+    """Without items it is there for its swaps. `host_generation`: of the arena that their slots are of."""
+
     seq: int
     epoch: int
     items: tuple[WireItem, ...]
+    swaps: tuple[WireSwap, ...] = ()
+    host_generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +231,7 @@ class Ready:
     kv_block_bytes: int
     device: str
     dtype: str
+    host: HostArena = NO_HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +245,18 @@ class Report:
     total_compute_ns: int
     token_ids: Ids
     logprobs: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SwapReport:
+    """One stage's copy has landed, or has failed with `error`."""
+
+    swap_id: int
+    epoch: int
+    stage: int
+    num_bytes: int
+    copy_ns: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,4 +275,4 @@ class Measured:
     compute_ns: tuple[int, ...]
 
 
-StageMessage = Ready | Report | Fault | Measured | UnknownMessage
+StageMessage = Ready | HostArena | Report | SwapReport | Fault | Measured | UnknownMessage

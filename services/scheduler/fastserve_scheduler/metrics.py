@@ -57,6 +57,9 @@ class Metrics:
         self._stages_lost = Counter(
             "fastserve:stages_lost", "Times a stage was lost", ["stage", "cause"], registry=self.registry
         )
+        self._swaps_failed = Counter(
+            "fastserve:swaps_failed", "Copies that a stage could not make", ["stage"], registry=self.registry
+        )
 
     def iteration(self, compute_ns: int, items: Sequence[PlanItem]) -> None:
         self._iteration_seconds.observe(compute_ns / _NS_PER_S)
@@ -68,6 +71,9 @@ class Metrics:
 
     def rejected(self, refusal: Refusal) -> None:
         self._rejected.labels(refusal.value).inc()
+
+    def swap_failed(self, stage: int) -> None:
+        self._swaps_failed.labels(str(stage)).inc()
 
     def stage_lost(self, stage: int, cause: str) -> None:
         self._stages_lost.labels(str(stage), cause).inc()

@@ -9,11 +9,12 @@ joined round's epoch is ever sent.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastserve_common.state import LEASE_TTL_S, StateError, StateStore
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import FromStage, Input, Joined, Lost, PipelineChanged
+from fastserve_scheduler.kv_messages import HostArena
 from fastserve_scheduler.messages import Configure, Measure, Ready, StageMessage, WirePlan
 from fastserve_scheduler.stage_link import StageLink
 
@@ -114,6 +115,13 @@ class Pipeline:
         """What is missing, in words; empty when joined."""
         return self._detail
 
+    @property
+    def host_arena(self) -> HostArena | None:
+        """What all stages can swap with; None when they cannot, or not with the same one, or are not joined."""
+        hosts = [slot.ready.host for slot in self._slots if slot.ready is not None]
+        alike = self.joined and len(hosts) == self.num_stages and all(host == hosts[0] for host in hosts)
+        return hosts[0] if alike and hosts[0].num_slots else None
+
     def views(self) -> tuple[StageView, ...]:
         return tuple(StageView(i, s.heard, s.address) for i, s in enumerate(self._slots))
 
@@ -197,6 +205,8 @@ class Pipeline:
     def _on_message(self, link: StageLink, message: StageMessage) -> None:
         if isinstance(message, Ready):
             self._on_ready(link, message)
+        elif isinstance(message, HostArena):
+            self._on_host(link, message)
         else:
             self.inbox.put_now(FromStage(link.stage, message))
 
@@ -211,6 +221,12 @@ class Pipeline:
             stages = tuple(s.ready for s in self._slots if s.ready is not None)
             self.inbox.put_now(Joined(self.epoch, stages))
         self._announce()
+
+    def _on_host(self, link: StageLink, host: HostArena) -> None:
+        slot = self._slots[link.stage]
+        if slot.link is link and slot.ready is not None:
+            slot.ready = replace(slot.ready, host=host)
+            self.inbox.put_now(PipelineChanged())
 
     def _on_closed(self, link: StageLink, why: str) -> None:
         slot = self._slots[link.stage]

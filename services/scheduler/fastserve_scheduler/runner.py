@@ -8,27 +8,52 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fastserve_common.packed import pack_u32
 from fastserve_scheduler.core.commands import (
     Command,
     FinishJob,
     FinishReason,
+    FreeHost,
+    KeepHost,
     RaiseEpoch,
     RejectJob,
     RejectReason,
     RunIteration,
+    SwapDirection,
+    SwapOp,
     WakeAt,
 )
-from fastserve_scheduler.core.events import Event, JobAborted, StageDown, StageUp, Woke
+from fastserve_scheduler.core.events import (
+    Event,
+    HostSlotsGranted,
+    HostStoreDown,
+    JobAborted,
+    StageDown,
+    StageUp,
+    SwapDone,
+    Woke,
+)
 from fastserve_scheduler.core.scheduler import SchedulerCore
-from fastserve_scheduler.flights import Flights
+from fastserve_scheduler.flights import Flights, Part
 from fastserve_scheduler.journal import JournalWriter
-from fastserve_scheduler.messages import Cancel, Ready, Refusal, Report, StopReason, Submit, WirePlan
+from fastserve_scheduler.messages import (
+    Cancel,
+    Ready,
+    Refusal,
+    Report,
+    StopReason,
+    Submit,
+    SwapReport,
+    WirePlan,
+    WireSwap,
+)
 from fastserve_scheduler.metrics import Metrics
 from fastserve_scheduler.sessions import Link, Sessions
+from fastserve_scheduler.swap_watch import SwapWatch
 
 log = logging.getLogger(__name__)
 
-_NS_PER_MS = 1_000_000
+_NS_PER_MS, _NS_PER_S = 1_000_000, 1_000_000_000
 
 #: An iteration may take this many times what the profile predicts before a stage is taken for stalled.
 STALL_FACTOR = 20
@@ -54,11 +79,26 @@ class Stages(Protocol):
     def send_plan(self, plan: WirePlan) -> None: ...
 
 
+class HostStore(Protocol):
+    """One session with the kvstore. Neither call waits; once it is closed they do nothing."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def keep(self, job_id: int, slots: Sequence[int]) -> None: ...
+
+    def free(self, job_id: int, slots: Sequence[int]) -> None: ...
+
+
 @dataclass(slots=True)
 class Runner:
     core: SchedulerCore
     sessions: Sessions
     flights: Flights
+    swaps: SwapWatch
     stages: Stages
     clock_ns: Callable[[], int]
     wake_at: Callable[[int], None]
@@ -71,11 +111,15 @@ class Runner:
     #: When a stage last said something about a plan in flight, or the first one of several left.
     progress_ns: int = 0
     stage_ns: dict[int, int] = field(default_factory=dict)
+    #: Whose slots the core has been granted; None: it has none.
+    host: HostStore | None = None
 
     # --- stages
 
     def joined(self, wire_epoch: int, stages: Sequence[Ready]) -> None:
         """All stages wait for plans of `wire_epoch`."""
+        if self.host is not None and self.host.closed:
+            self.host_lost(self.host)  # these stages swap with something else, before they do
         self.wire_epoch = wire_epoch
         for ready in stages:
             self._feed(StageUp(ready.stage, ready.num_blocks))
@@ -85,6 +129,7 @@ class Runner:
         for job_id in self.flights.broken(seq):
             log.error("a request breaks the stages again and again; it is failed", extra=self._story(job_id))
             self.abort(job_id, StopReason.ERROR)
+        self.swaps.clear()
         self.sessions.kv_lost()
         self._feed(StageDown(stage))
 
@@ -101,29 +146,74 @@ class Runner:
         part = self.flights.answered(report)
         self.progress_ns = self.clock_ns()
         self.stage_ns[report.stage] = report.compute_ns
+        self.swaps.computed(report.stage, report.seq, self.progress_ns)
         if part is None:
             return
         stopped = self.sessions.apply(part.items, report)
-        self.metrics.iteration(report.total_compute_ns, part.items)
+        if part.items:
+            self.metrics.iteration(report.total_compute_ns, part.items)
         done = self.flights.landed(part, report.total_compute_ns, stopped)
         if done is None:
             self._dispatch()
         else:
             self._feed(done)
 
-    def silence(self, least_ns: int) -> tuple[int, int] | None:
-        """The stage that owes an answer and for how long, when that is too long; idle stages owe none.
+    def silent_stages(self, least_ns: int, swap_ns: int) -> dict[int, str]:
+        """Stages that have owed an answer for too long, each with a sentence; idle stages owe none.
 
-        Too long: above `least_ns`, and above many times the predicted time of the oldest plan.
+        Too long: for a plan above `least_ns`, and above many times its predicted time; for a swap above `swap_ns`.
         """
+        if self.wire_epoch is None:
+            return {}
+        silent = {}
+        overdue = self.swaps.overdue(swap_ns, self.clock_ns(), self.flights.computed_before)
+        if overdue is not None:
+            stage, swap_id, waited_ns = overdue
+            silent[stage] = f"no word of swap {swap_id} for {waited_ns / _NS_PER_S:.1f} s"
+        unanswered_ns = self._unanswered_ns(least_ns)
+        if unanswered_ns is not None:
+            silent[self.flights.silent_stage()] = f"no answer to a plan for {unanswered_ns / _NS_PER_S:.1f} s"
+        return silent
+
+    def _unanswered_ns(self, least_ns: int) -> int | None:
+        """How long the oldest plan has not been answered, when that is too long."""
         oldest = self.flights.oldest()
-        if oldest is None or self.wire_epoch is None:
+        if oldest is None:
             return None
         predicted_ns = self.core.predictor.profile.prefill_ns(sum(item.num_tokens for item in oldest.items))
         waited_ns = self.clock_ns() - self.progress_ns
         if waited_ns <= max(least_ns, STALL_FACTOR * predicted_ns):
             return None
-        return self.flights.silent_stage(), waited_ns
+        return waited_ns
+
+    # --- host memory
+
+    def host_granted(self, host: HostStore, slots: tuple[int, ...]) -> None:
+        """More slots that every stage can swap with."""
+        if self.host is not host:
+            if self.host is not None:
+                self.host_lost(self.host)
+            self.host = host
+        self._feed(HostSlotsGranted(slots))
+
+    def host_lost(self, host: HostStore) -> None:
+        """All slots of `host` are gone; nothing changes when the core has none of them."""
+        if self.host is host:
+            self.host = None
+            self._feed(HostStoreDown())
+
+    def swapped(self, report: SwapReport) -> None:
+        """A stage's account of a swap. Those of other epochs, and those seen before, mean nothing."""
+        if report.epoch != self.wire_epoch:
+            return
+        epoch = self.swaps.reported(report.swap_id, report.stage, self.clock_ns())
+        if epoch is None:
+            return
+        if report.error:
+            self.metrics.swap_failed(report.stage)
+            log.warning("a swap failed, its request is computed again: %s", report.error, extra={"stage": report.stage})
+        done = SwapDone(report.swap_id, report.stage, epoch, not report.error, report.num_bytes, report.copy_ns)
+        self._feed(done)
 
     # --- requests
 
@@ -161,7 +251,7 @@ class Runner:
     def _carry_out(self, command: Command) -> None:
         match command:
             case RunIteration():
-                self.flights.add(command)
+                self.flights.add(command, 0 if self.host is None else self.host.generation)
             case FinishJob(job_id, reason):
                 finished = self.sessions.finish(job_id, _REASONS[reason])
                 self.flights.forget(job_id)
@@ -176,6 +266,18 @@ class Runner:
                     self.stages.begin_round()
             case WakeAt(at_ns):
                 self.wake_at(at_ns)
+            case KeepHost() | FreeHost():
+                self._tell_host(command)
+
+    def _tell_host(self, command: KeepHost | FreeHost) -> None:
+        """The core has acted on it already; without a kvstore there is nobody to tell."""
+        match command:
+            case KeepHost(job_id, slots) if self.host is not None:
+                self.host.keep(job_id, slots)
+            case FreeHost(job_id, slots) if self.host is not None:
+                self.host.free(job_id, slots)
+            case _:
+                pass
 
     def _dispatch(self) -> None:
         if self.wire_epoch is None:
@@ -183,4 +285,21 @@ class Runner:
         if len(self.flights) and self.flights.oldest() is None:
             self.progress_ns = self.clock_ns()
         for part in self.flights.departures():
-            self.stages.send_plan(WirePlan(part.seq, self.wire_epoch, self.sessions.wire_items(part.items)))
+            self.stages.send_plan(self._wire_plan(part, self.wire_epoch))
+
+    def _wire_plan(self, part: Part, wire_epoch: int) -> WirePlan:
+        if part.swaps:
+            self.swaps.sent(part.seq, part.flight.plan.epoch, part.swaps, self.clock_ns())
+            self.sessions.swapped_in([op.job_id for op in part.swaps if op.direction is SwapDirection.IN])
+        return WirePlan(
+            seq=part.seq,
+            epoch=wire_epoch,
+            items=self.sessions.wire_items(part.items),
+            swaps=tuple([_wire_swap(op) for op in part.swaps]),
+            host_generation=part.flight.host_generation if part.swaps else 0,
+        )
+
+
+def _wire_swap(op: SwapOp) -> WireSwap:
+    blocks, slots = pack_u32(op.device_blocks), pack_u32(op.host_slots)
+    return WireSwap(op.swap_id, op.job_id, op.direction is SwapDirection.OUT, blocks, slots)

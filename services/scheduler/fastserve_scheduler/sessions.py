@@ -220,6 +220,13 @@ class Sessions:
                 stopped.append(item.job_id)
         return tuple(stopped)
 
+    def swapped_in(self, job_ids: Iterable[int]) -> None:
+        """Their KV comes back from the host: each was preempted once."""
+        for job_id in job_ids:
+            session = self._by_job.get(job_id)
+            if session is not None:
+                session.preemptions += 1
+
     def kv_lost(self) -> None:
         """The stages hold nothing any more: computing again is no preemption."""
         for session in self._by_job.values():

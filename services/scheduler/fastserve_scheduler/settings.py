@@ -55,6 +55,7 @@ class SchedulerSettings(Settings):
     startup_hold: float = Field(30.0, ge=0, description="seconds that requests wait for the first pipeline")
     drain_timeout: float = Field(30.0, ge=0, description="seconds that requests get to finish on SIGTERM")
     stall_timeout: float = Field(30.0, gt=0, description="seconds without an answer until a stage is given up")
+    swap_timeout: float = Field(30.0, gt=0, description="seconds without word of a swap until a stage is given up")
     max_faults: int = Field(3, ge=1, description="stages a request may break by itself before it is failed")
 
     @field_validator("policy")
