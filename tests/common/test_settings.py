@@ -1,7 +1,8 @@
 """One list of fields, four sources, one order of precedence, and refusals that name the setting."""
 
+import traceback
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ class Example(Settings):
     port: int = Field(8000, ge=0, le=65535, description="where it listens")
     device: Literal["cpu", "cuda"] = "cpu"
     kv_memory: SizeBytes = Field(1 * GIB, description="memory for KV")
-    api_key: tuple[str, ...] = ()
+    api_key: tuple[Annotated[str, Field(min_length=1, max_length=20)], ...] = Field((), repr=False)
     eta: float | None = None
     fake: bool = False
 
@@ -78,6 +79,20 @@ def test_a_wrong_value_is_refused_with_a_sentence_that_names_it(argv: list[str],
         load(*argv)
 
 
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_a_secret_is_never_repeated(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the sentence, nor in what a traceback of it would show, nor in a repr."""
+    secret = "hunter2-and-much-too-long"
+    (tmp_path / "c.toml").write_text(f'api-key = ["{secret}"]\n')
+    if source == "environment":
+        monkeypatch.setenv("FASTSERVE_API_KEY", secret)
+    argv = {"flag": ["--api-key", secret], "environment": [], "file": ["--config", str(tmp_path / "c.toml")]}[source]
+    with pytest.raises(SettingsError, match="--api-key: string should have at most 20 characters") as error:
+        load(*argv)
+    assert "hunter2" not in "".join(traceback.format_exception(error.value))
+    assert "visible" not in repr(Example(api_key=("visible",)))
+
+
 def test_an_unknown_key_and_broken_toml_are_refused(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("prot = 1\n")
@@ -103,7 +118,7 @@ def test_help_names_every_flag_with_its_default(capsys: pytest.CaptureFixture[st
     assert all(flag in text for flag in ("--port", "--no-fake", "--api-key", "--log-level", "--config"))
 
 
-words = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1)
+words = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=20)
 
 
 @given(

@@ -74,7 +74,9 @@ class ServeSettings(EngineSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 picks one")
     grpc_port: int | None = Field(None, ge=-1, le=65535, description="gRPC port; -1: off (default: HTTP port + 1)")
-    api_key: tuple[str, ...] = Field((), description="accept only callers with one of these keys; repeatable")
+    api_key: tuple[str, ...] = Field(
+        (), repr=False, description="accept only callers with one of these keys; repeatable"
+    )
     served_model_name: tuple[str, ...] = Field((), description="name in the API (default: the model); repeatable")
 
     max_num_batched_tokens: int | None = Field(None, ge=1, description="tokens computed together in one iteration")
@@ -99,7 +101,6 @@ class ServeSettings(EngineSettings):
 
     @model_validator(mode="after")
     def _serve_combinations(self) -> Self:
-        # Not a field validator: its error would repeat the keys, and errors end up in logs.
         if any(
             not key or "," in key or not key.isascii() or not key.isprintable() or " " in key for key in self.api_key
         ):

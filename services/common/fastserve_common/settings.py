@@ -8,7 +8,7 @@ the file, the file over defaults. A wrong value is refused with a sentence that 
 import argparse
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -28,7 +28,8 @@ class SettingsError(ValueError):
 class Settings(BaseModel):
     """Base of every service's settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    # Values of `Field(repr=False)` are secrets: no error, log or repr shows them.
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
     log_level: LogLevel = Field("info", description="how much to log")
     log_format: LogFormat = Field("human", description="log lines for people or for machines")
@@ -66,7 +67,11 @@ class Settings(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise SettingsError(_sentence(error)) from error
+            raise SettingsError(_sentence(error, cls._secrets())) from error
+
+    @classmethod
+    def _secrets(cls) -> frozenset[str]:
+        return frozenset(name for name, field in cls.model_fields.items() if not field.repr)
 
     def to_args(self) -> list[str]:
         """The flags that say the same; defaults are left out. For starting a child process."""
@@ -142,13 +147,14 @@ def _from_file(cls: type[Settings], path: Path) -> dict[str, object]:
     return values
 
 
-def _sentence(error: ValidationError) -> str:
+def _sentence(error: ValidationError, secrets: Set[str]) -> str:
     parts = []
     for item in error.errors(include_url=False):
         name = str(item["loc"][0]) if item["loc"] else ""
         message = item["msg"].removeprefix("Value error, ")
         message = message[:1].lower() + message[1:]
-        got = "" if item["type"] == "missing" or isinstance(item["input"], dict) else f" (got {item['input']!r})"
+        hidden = name in secrets or item["type"] == "missing" or isinstance(item["input"], dict)
+        got = "" if hidden else f" (got {item['input']!r})"
         parts.append(f"{_flag(name)}: {message}{got}" if name else message)
     return "; ".join(parts)
 

@@ -25,7 +25,9 @@ class GatewaySettings(Settings):
     )
     ssl_certfile: Path | None = Field(None, description="TLS certificate chain, for HTTP and gRPC")
     ssl_keyfile: Path | None = Field(None, description="TLS private key, for HTTP and gRPC")
-    api_key: tuple[str, ...] = Field((), description="accept only callers with one of these keys; may be repeated")
+    api_key: tuple[str, ...] = Field(
+        (), repr=False, description="accept only callers with one of these keys; may be repeated"
+    )
 
     max_model_len: int | None = Field(
         None, ge=1, description="prompt + answer in tokens; lowers the scheduler's limit, never raises it"
@@ -49,7 +51,6 @@ class GatewaySettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        # Not a field validator: its error would repeat the keys, and errors end up in logs.
         for key in self.api_key:
             if not (key.isascii() and key.isprintable()) or " " in key or not key:
                 raise ValueError("--api-key: a key must be non-empty, visible ASCII without spaces")
