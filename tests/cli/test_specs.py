@@ -1,11 +1,15 @@
 """Every command line that `serve` writes is one that its service reads."""
 
+import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fastserve.cli import specs
+from fastserve.cli.model import prepare
+from fastserve.cli.reporter import Reporter
 from fastserve.cli.settings import ServeSettings
 from fastserve.cli.specs import ChildSpec, Model, child_environment
 from fastserve_common.settings import Settings
@@ -111,6 +115,28 @@ def test_what_is_set_arrives() -> None:
     assert (kvstore.host_kv_memory, kvstore.metrics_listen) == (2**30, "127.0.0.1:9101")
     assert {parsed(spec).log_level for spec in by_name.values()} == {"debug"}
     assert {parsed(spec).log_format for spec in by_name.values()} == {"json"}
+
+
+def test_fake_stages_know_the_words_of_the_gateway() -> None:
+    model = Model(Path("/models/m"), "m", vocab_size=49_152)
+    assert "--fake-vocab-size=49152" in specs.workers(EVERYTHING, STATE, model)[0].argv
+    assert not [flag for flag in specs.workers(EVERYTHING, STATE, MODEL)[0].argv if "vocab" in flag]
+    real = ServeSettings(fake=False)
+    assert not [flag for flag in specs.workers(real, STATE, model)[0].argv if "vocab" in flag]
+
+
+@pytest.mark.parametrize(
+    ("config", "vocab_size"),
+    [({"vocab_size": 300}, 300), ({"text_config": {"vocab_size": 400}}, 400), ({}, None), (None, None)],
+)
+async def test_the_size_of_the_vocabulary_is_read_from_the_folder(
+    config: dict[str, object] | None, vocab_size: int | None, tmp_path: Path
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = ServeSettings(model=str(tmp_path), fake=True)
+    with Reporter().phase("preparing") as phase:
+        assert await prepare(settings, phase, asyncio.Event()) == Model(tmp_path, str(tmp_path), vocab_size)
 
 
 def test_keys_travel_in_the_environment_never_on_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

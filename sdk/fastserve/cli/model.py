@@ -40,13 +40,20 @@ async def prepare(settings: EngineSettings, phase: Phase, stop: asyncio.Event) -
     if process.returncode != 0:
         raise SettingsError("\n".join(said[-_LAST_LINES:]) or f"model: cannot prepare {settings.model}")
     result = json.loads(stdout.splitlines()[-1])
-    return Model(Path(result["model_dir"]), result["root"])
+    return _model(Path(result["model_dir"]), result["root"])
 
 
 def _as_it_is(settings: EngineSettings) -> Model | None:
     """Fake stages load nothing, and a gateway needs no more than a folder with a tokenizer."""
     folder = Path(settings.model).expanduser().absolute()
-    return Model(folder, settings.model) if settings.fake and folder.is_dir() else None
+    return _model(folder, settings.model) if settings.fake and folder.is_dir() else None
+
+
+def _model(folder: Path, root: str) -> Model:
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    vocab_size = config.get("text_config", config).get("vocab_size", config.get("vocab_size"))
+    return Model(folder, root, vocab_size if isinstance(vocab_size, int) else None)
 
 
 async def _follow(process: asyncio.subprocess.Process, phase: Phase) -> tuple[str, list[str]]:

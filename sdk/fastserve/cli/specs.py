@@ -29,6 +29,8 @@ class Model:
 
     model_dir: Path
     root: str
+    #: Ids are below this; None: the folder does not say.
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
         f"--model-dir={model.model_dir}",
         f"--num-stages={settings.stages}",
         *_given(settings, "device", "dtype", "linear", "threads", "kv_memory", "block_size", "max_model_len"),
-        *(["--fake", *_given(settings, "fake_iteration_ms", "fake_token_us")] if settings.fake else []),
+        *(_fake(settings, model) if settings.fake else []),
     ]
     return tuple(
         ChildSpec(
@@ -91,6 +93,12 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
         )
         for stage in range(settings.stages)
     )
+
+
+def _fake(settings: EngineSettings, model: Model) -> list[str]:
+    """Fake stages take and say the ids of the tokenizer that the gateway works with."""
+    vocabulary = [f"--fake-vocab-size={model.vocab_size}"] if model.vocab_size is not None else []
+    return ["--fake", *_given(settings, "fake_iteration_ms", "fake_token_us"), *vocabulary]
 
 
 _SCHEDULER_FLAGS = (
