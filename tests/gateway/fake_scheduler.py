@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Message = scheduler_pb2.SchedulerMessage
 CLIENT = scheduler_pb2.CANCEL_REASON_CLIENT
 STOP_STRING = scheduler_pb2.CANCEL_REASON_STOP_STRING
+
+MAX_BATCH = 256
 
 
 @dataclass
@@ -66,6 +69,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     generation: int = 0
     jobs: list[Job] = field(default_factory=list)
     hellos: list[str] = field(default_factory=list)
+    #: Messages that went out as part of a batch. A stream says what waits for it in one, as the scheduler does.
+    batched: int = 0
     _server: GrpcServer | None = None
     _store: StateStore | None = None
     _streams: list[asyncio.Queue[Message | None]] = field(default_factory=list)
@@ -124,14 +129,28 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[Message]:
         hello = await anext(request_iterator)
         self.hellos.append(hello.hello.gateway_id)
+        assert hello.hello.accepts_batches
         stream: asyncio.Queue[Message | None] = asyncio.Queue()
         stream.put_nowait(scheduler_pb2.SchedulerMessage(hello=self._hello()))
         status = scheduler_pb2.ClusterStatus(ready=self.ready, detail="" if self.ready else "stage 0 is missing")
         stream.put_nowait(scheduler_pb2.SchedulerMessage(status=status))
         self._streams.append(stream)
         self._spawn(self._listen(request_iterator, stream))
-        while (message := await stream.get()) is not None:
-            yield message
+        while True:
+            for message in self._together(await _next_of(stream)):
+                if message is None:
+                    return
+                yield message
+
+    def _together(self, messages: Sequence[Message | None]) -> Iterator[Message | None]:
+        """The same in order, neighbours about requests as one batch."""
+        for in_batch, group in itertools.groupby(messages, _in_batches):
+            parts = list(group)
+            if not in_batch or len(parts) == 1:
+                yield from parts
+                continue
+            self.batched += len(parts)
+            yield scheduler_pb2.SchedulerMessage(batch=scheduler_pb2.MessageBatch(messages=filter(None, parts)))
 
     async def GetState(
         self, request: scheduler_pb2.GetStateRequest, context: Context
@@ -232,3 +251,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         if job.sent >= job.submit.max_tokens:
             return scheduler_pb2.STOP_REASON_LENGTH, stream, 0
         return None
+
+
+async def _next_of(stream: asyncio.Queue[Message | None]) -> list[Message | None]:
+    """What waits; at least one."""
+    waiting = [await stream.get()]
+    while not stream.empty() and len(waiting) < MAX_BATCH:
+        waiting.append(stream.get_nowait())
+    return waiting
+
+
+def _in_batches(message: Message | None) -> bool:
+    return message is not None and message.WhichOneof("message") in ("tokens", "finished", "rejected")

@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 
 from fastserve.v1 import inference_pb2, scheduler_pb2
+from fastserve_gateway import codec
 
 from .fake_scheduler import FakeScheduler, Script
 from .models import END, ids_of
@@ -151,3 +152,36 @@ async def test_readiness_follows_the_cluster(tmp_path: Path) -> None:
         r.fake.set_ready(True)
         await until(lambda: r.gateway.engine.not_ready() is None)
         assert (await r.http.get("/health/ready")).json() == {"status": "ready"}
+
+
+async def test_messages_in_batches_are_taken_one_by_one(tmp_path: Path) -> None:
+    """Tokens of several answers, ends and a refusal in one stream message."""
+    gate = asyncio.Semaphore(0)
+
+    def script(submit: scheduler_pb2.SubmitRequest) -> Script:
+        if submit.request_id == "refused":
+            return Script(reject=scheduler_pb2.REJECT_REASON_QUEUE_FULL_REQUESTS)
+        return Script(ids=ids_of(ANSWER), gate=gate)
+
+    async with rig(tmp_path, script) as r:
+        answers = [asyncio.create_task(r.complete(max_tokens=len(ids_of(ANSWER)))) for _ in range(8)]
+        await until(lambda: len(r.fake.jobs) == 8)
+        refused = asyncio.create_task(r.complete(request_id="refused"))
+        for _ in range(8 * len(ids_of(ANSWER))):
+            gate.release()
+        for answer in await asyncio.gather(*answers):
+            choice = answer.json()["choices"][0]
+            assert (choice["text"], choice["finish_reason"]) == (ANSWER, "length")
+        assert (await refused).status_code == 429
+        assert r.fake.batched > 8
+        await r.quiet()
+        assert r.outcomes() == {"length": 8, "rejected": 1}
+
+
+def test_a_batch_says_what_its_messages_say_in_order() -> None:
+    tokens = scheduler_pb2.SchedulerMessage(tokens=scheduler_pb2.Tokens(request_id="a"))
+    finished = scheduler_pb2.SchedulerMessage(finished=scheduler_pb2.Finished(request_id="b"))
+    batch = scheduler_pb2.MessageBatch(messages=[tokens, finished])
+    assert list(codec.parts_of(scheduler_pb2.SchedulerMessage(batch=batch))) == [tokens, finished]
+    assert list(codec.parts_of(tokens)) == [tokens]
+    assert codec.hello_to_wire("gw").hello.accepts_batches

@@ -76,7 +76,8 @@ CHAT: dict[str, list[object]] = {
     "messages": [
         None, "hi", [], {}, [5], [{}], [{"role": "user"}, 5], [{"role": "x", "content": "a"}],
         [{"role": "user", "content": 5}], [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-        [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": "a", "tool_calls": [{"id": "x"}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": "a", "tool_calls": [{"id": "x"}]}],
         [{"role": "tool", "content": "x"}], [{"role": "user", "content": "\ud800"}],
         [{"role": "user", "content": "x" * 5000}], [{"role": "user", "content": "x"}] * 4097,
     ],

@@ -1,6 +1,7 @@
 """Scheduler wire <-> domain: every conversion is here; the link only moves the messages."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
 
@@ -56,7 +57,9 @@ TRANSIENT_REFUSALS = frozenset(
 
 
 def hello_to_wire(gateway_id: str) -> scheduler_pb2.GatewayMessage:
-    return scheduler_pb2.GatewayMessage(hello=scheduler_pb2.GatewayHello(gateway_id=gateway_id))
+    """Asks for batches: one stream message per iteration instead of one per answer."""
+    hello = scheduler_pb2.GatewayHello(gateway_id=gateway_id, accepts_batches=True)
+    return scheduler_pb2.GatewayMessage(hello=hello)
 
 
 def submit_to_wire(submission: Submission, received: Ids) -> scheduler_pb2.GatewayMessage:
@@ -97,6 +100,11 @@ def sampling_to_wire(request: GenerationRequest, answer: int) -> bytes:
 
 
 # --- scheduler -> domain
+
+
+def parts_of(message: scheduler_pb2.SchedulerMessage) -> Iterable[scheduler_pb2.SchedulerMessage]:
+    """What a message says, in order: the messages of a batch, or itself. A batch holds no batches."""
+    return message.batch.messages if message.WhichOneof("message") == "batch" else (message,)
 
 
 def view_from_wire(hello: scheduler_pb2.SchedulerHello, view: ClusterView) -> ClusterView:

@@ -161,7 +161,8 @@ class SchedulerLink:
             message = await call.read()
             if not isinstance(message, scheduler_pb2.SchedulerMessage):
                 raise LinkLostError("the scheduler ended the stream")
-            self._dispatch(message)
+            for part in codec.parts_of(message):
+                self._dispatch(part)
 
     async def _write(self, call: Stream) -> None:
         while True:
