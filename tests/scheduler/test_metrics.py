@@ -44,9 +44,19 @@ async def test_sums_agree_and_gauges_return_to_zero_after_a_mass_abort(
         for n in range(10):
             await gateway.ask([n], 5)
         await gateway.ask([1] * 500, 100)  # too long
+        for _ in range(2):
+            await gateway.ask([], 5)
+        await gateway.submit([1], 5, request_id="twice")
+        assert (await gateway.ask([2], 5, request_id="twice")).refusal == "DUPLICATE_ID"
         for n in range(100):
             await gateway.submit([n], 400)
-        await until(lambda: sum(bool(answer.ids) for answer in gateway.answers.values()) > 20)
+        await until(lambda: sum(bool(answer.ids) for answer in gateway.answers.values()) > 30)
+
+        async def all_are_there() -> bool:
+            state = await cluster.state()
+            return state.running + state.waiting == 100
+
+        await until_async(all_are_there)
         busy = await asyncio.to_thread(_fetch, ports[0])
         await gateway.close()
         await until_async(cluster.ledger_is_clean)
@@ -59,7 +69,8 @@ async def test_sums_agree_and_gauges_return_to_zero_after_a_mass_abort(
     assert not any(levels)
     outcomes = {label: value for (name, label), value in idle.items() if name == "fastserve:request_success_total"}
     assert outcomes["cancelled"] > 0
-    assert outcomes["length"] + outcomes["cancelled"] == 110
-    assert idle["fastserve:requests_accepted_total", ""] == idle["fastserve:requests_finished_total", ""] == 110
-    assert idle["fastserve:admission_rejections_total", "too-long"] == 1
+    assert outcomes["length"] + outcomes["cancelled"] == 111
+    assert idle["fastserve:requests_accepted_total", ""] == idle["fastserve:requests_finished_total", ""] == 111
+    refused = {label: value for (name, label), value in idle.items() if name == "fastserve:admission_rejections_total"}
+    assert refused == {"too-long": 1, "invalid": 2, "duplicate-id": 1}
     assert idle["fastserve:iteration_seconds_count", ""] == idle["fastserve:iteration_batch_size_count", ""] > 0

@@ -73,7 +73,7 @@ def build(
     pipeline = Pipeline(store, settings.num_stages, generation, inbox, time.monotonic)
     kv_link = KvLink(store, scheduler_id, generation, inbox)
     hello = Hello(generation, settings.max_model_len, settings.max_model_len, settings.policy, settings.num_stages)
-    desk = Desk(hello, Hold(settings.max_num_queued_reqs, settings.max_num_queued_tokens))
+    desk = Desk(hello, Hold(settings.max_num_queued_reqs, settings.max_num_queued_tokens, metrics.refused))
     profiler = Profiler(ProfileStore(settings.profile_dir), pipeline.send_measure, settings.max_num_seqs)
     driver = Driver(settings, inbox, pipeline, kv_link, profiler, desk, metrics, on_status)
     return Scheduler(driver, pipeline, kv_link, desk, inbox, settings)

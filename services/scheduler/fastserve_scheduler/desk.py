@@ -61,7 +61,7 @@ class Desk:
 
     def refuse_draining(self, link: GatewayLink, submit: Submit) -> None:
         text = "the scheduler is going away"
-        link.send(Rejected(submit.request_id, Refusal.DRAINING, text, 1))
+        self.hold.refuse(link, Rejected(submit.request_id, Refusal.DRAINING, text, 1))
 
     def cancel_held(self, cancel: Cancel, link: GatewayLink) -> bool:
         """Whether the request was waiting here."""

@@ -98,7 +98,7 @@ class Driver:
         self._settings, self._inbox, self._pipeline, self._kv_link = settings, inbox, pipeline, kv_link
         self._profiler = profiler
         self._desk, self._metrics, self._on_status, self._clock_ns = desk, metrics, on_status, clock_ns
-        self.sessions = Sessions()
+        self.sessions = Sessions(on_refusal=metrics.refused)
         self.runner: Runner | None = None
         self.drained = asyncio.Event()
         self._identity: Identity | None = None

@@ -1,6 +1,6 @@
 """Requests that came before there was a pipeline: after a takeover, gateways are back before the stages are."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from fastserve_scheduler.gateway_link import GatewayLink
@@ -15,6 +15,8 @@ class Hold:
 
     max_requests: int
     max_tokens: int
+    #: Hears of every request that is refused.
+    on_refusal: Callable[[Refusal], None] = lambda _: None
     _held: dict[str, tuple[GatewayLink, Submit]] = field(default_factory=dict)
     _tokens: int = 0
 
@@ -31,7 +33,7 @@ class Hold:
             refusal = Refusal.QUEUE_FULL_TOKENS
         if refusal is not None:
             text = "the queue is full while the pipeline starts"
-            link.send(Rejected(submit.request_id, refusal, text, NOT_READY_RETRY_MS))
+            self.refuse(link, Rejected(submit.request_id, refusal, text, NOT_READY_RETRY_MS))
             return
         self._held[submit.request_id] = (link, submit)
         self._tokens += len(submit.prompt)
@@ -50,4 +52,8 @@ class Hold:
 
     def refuse_all(self, refusal: Refusal, message: str) -> None:
         for link, submit in self.release():
-            link.send(Rejected(submit.request_id, refusal, message, NOT_READY_RETRY_MS))
+            self.refuse(link, Rejected(submit.request_id, refusal, message, NOT_READY_RETRY_MS))
+
+    def refuse(self, link: GatewayLink, rejected: Rejected) -> None:
+        self.on_refusal(rejected.reason)
+        link.send(rejected)

@@ -69,7 +69,7 @@ class Metrics:
     def finished(self, finished: Finished) -> None:
         self._finished.labels(finished.reason.value).inc()
 
-    def rejected(self, refusal: Refusal) -> None:
+    def refused(self, refusal: Refusal) -> None:
         self._rejected.labels(refusal.value).inc()
 
     def swap_failed(self, stage: int) -> None:

@@ -258,7 +258,6 @@ class Runner:
                 self.metrics.finished(finished)
             case RejectJob(job_id, refused, retry_after_ns, limit):
                 refusal, text = _REFUSALS[refused]
-                self.metrics.rejected(refusal)
                 self.sessions.reject(job_id, refusal, text.format(limit), -(-retry_after_ns // _NS_PER_MS))
             case RaiseEpoch():
                 if self.wire_epoch is not None:

@@ -3,7 +3,7 @@
 The core counts tokens; this is the only place that has them. Pure: no clock, no I/O.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,6 +79,8 @@ class Sessions:
 
     #: Ids at or above it are no tokens; 0: not known yet, nothing is checked.
     vocab_size: int = 0
+    #: Hears of every request that is refused.
+    on_refusal: Callable[[Refusal], None] = lambda _: None
     _by_request: dict[str, Session] = field(default_factory=dict)
     _by_job: dict[int, Session] = field(default_factory=dict)
     _last_job_id: int = 0
@@ -104,7 +106,7 @@ class Sessions:
             self._attach(live, submit, link)
             return None
         if (fault := self._fault_of(submit)) is not None:
-            link.send(Rejected(submit.request_id, Refusal.INVALID, fault))
+            self._refuse(link, Rejected(submit.request_id, Refusal.INVALID, fault))
             return None
         session = self._create(submit, link)
         if (reason := _already_complete(session)) is not None:
@@ -148,7 +150,7 @@ class Sessions:
         same_request = live.submit.prompt == submit.prompt and delivered <= live.output_tokens
         if not (same_owner and same_request and live.verdict is None):
             text = f"request id {submit.request_id!r} is in use"
-            link.send(Rejected(submit.request_id, Refusal.DUPLICATE_ID, text))
+            self._refuse(link, Rejected(submit.request_id, Refusal.DUPLICATE_ID, text))
             return
         live.link = link
         missing = live.ids[live.prompt_tokens + delivered :]
@@ -242,7 +244,11 @@ class Sessions:
     def reject(self, job_id: int, refusal: Refusal, message: str, retry_after_ms: int) -> None:
         """The core refused the job at the door."""
         session = self._forget(job_id)
-        session.link.send(Rejected(session.submit.request_id, refusal, message, retry_after_ms))
+        self._refuse(session.link, Rejected(session.submit.request_id, refusal, message, retry_after_ms))
+
+    def _refuse(self, link: Link, rejected: Rejected) -> None:
+        self.on_refusal(rejected.reason)
+        link.send(rejected)
 
     def _forget(self, job_id: int) -> Session:
         session = self._by_job.pop(job_id)
