@@ -1,15 +1,37 @@
 """The seam between the service and what computes: the real engine or the fake stage."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-from fastserve_worker.messages import Activations, Plan, ProfilePoint, StageInfo, StageOutput
+from fastserve_worker.messages import Activations, KvShape, Plan, ProfilePoint, StageInfo, StageOutput, SwapOrder
+from fastserve_worker.swap.host_slab import HostSlab
+
+#: (device block, the bytes of a host slot)
+CopyBlock = Callable[[int, memoryview], None]
+
+
+class BlockMemory(Protocol):
+    """The device's side of swapping: blocks of the KV pool as bytes. Two threads use it, one per direction."""
+
+    @property
+    def shape(self) -> KvShape: ...
+
+    def attach(self, slab: HostSlab) -> None:
+        """Called once before the first copy to or from `slab`, on a thread that may wait: to pin its memory."""
+
+    def copies(self, order: SwapOrder) -> AbstractContextManager[CopyBlock]:
+        """Gives what copies one block in the order's direction. All copies have landed when the context is left."""
 
 
 class StageBackend(Protocol):
-    """Everything is called on the stage's own thread, one call at a time, except `info`."""
+    """Everything is called on the stage's own thread, one call at a time, except `info` and `memory`."""
 
     @property
     def info(self) -> StageInfo: ...
+
+    @property
+    def memory(self) -> BlockMemory: ...
 
     def start_epoch(self) -> None:
         """Everything in the KV pool is void: the scheduler will prefill again."""

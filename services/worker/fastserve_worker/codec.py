@@ -2,11 +2,24 @@
 
 from collections.abc import Iterator
 
-from fastserve.v1 import sampling_pb2, stage_pb2
-from fastserve_common.packed import pack_u32
+from fastserve.v1 import kvstore_pb2, sampling_pb2, stage_pb2
+from fastserve_common.packed import pack_u32, unpack_u32
 from fastserve_worker.errors import PlanError
-from fastserve_worker.messages import ActivationPart, Activations, Plan, PlanRow, ProfilePoint, StageInfo, StageOutput
+from fastserve_worker.messages import (
+    ActivationPart,
+    Activations,
+    KvShape,
+    Plan,
+    PlanRow,
+    ProfilePoint,
+    StageInfo,
+    StageOutput,
+    SwapDirection,
+    SwapOrder,
+)
 from fastserve_worker.sampling.params import DrawParams, TokenDraw
+from fastserve_worker.swap.copier import Copy
+from fastserve_worker.swap.host_slab import HostSlab
 
 #: Activations are cut into pieces of this size, far below the message cap, so that a plan or a report waits behind
 #: one piece at most.
@@ -15,13 +28,18 @@ ACTIVATION_CHUNK_BYTES = 1024 * 1024
 
 def decode_plan(message: stage_pb2.IterationPlan, info: StageInfo) -> Plan:
     """Raises PlanError for a plan that is malformed or does not fit this stage."""
-    if message.swaps:
-        raise PlanError("swap orders are not supported by this stage")
-    plan = Plan(message.seq, message.epoch, tuple(_decode_row(item) for item in message.items))
+    plan = Plan(
+        message.seq,
+        message.epoch,
+        tuple(_decode_row(item) for item in message.items),
+        tuple(_decode_swap(swap) for swap in message.swaps),
+        message.host_generation,
+    )
     if plan.num_tokens > info.num_blocks * info.block_size:
         raise PlanError(f"{plan.num_tokens} tokens are more than the whole pool of {info.num_blocks} blocks holds")
     for row in plan.rows:
         _check_row(row, info)
+    _check_swaps(plan, info)
     return plan
 
 
@@ -66,6 +84,33 @@ def _decode_draw(item: stage_pb2.PlanItem) -> DrawParams:
     )
 
 
+_DIRECTIONS = {stage_pb2.SWAP_DIRECTION_OUT: SwapDirection.OUT, stage_pb2.SWAP_DIRECTION_IN: SwapDirection.IN}
+
+
+def _decode_swap(swap: stage_pb2.SwapOp) -> SwapOrder:
+    direction = _DIRECTIONS.get(swap.direction)
+    if direction is None:
+        raise PlanError(f"swap {swap.swap_id}: it says neither out nor in")
+    if len(swap.device_blocks) % 4 or len(swap.host_slots) != len(swap.device_blocks):
+        raise PlanError(
+            f"swap {swap.swap_id}: {len(swap.device_blocks)} bytes of blocks, {len(swap.host_slots)} of slots"
+        )
+    blocks, slots = tuple(unpack_u32(swap.device_blocks)), tuple(unpack_u32(swap.host_slots))
+    return SwapOrder(swap.swap_id, swap.job_id, direction, blocks, slots)
+
+
+def _check_swaps(plan: Plan, info: StageInfo) -> None:
+    """Blocks that a plan computes with cannot leave in it: the copy would see them half written."""
+    if not plan.swaps:
+        return
+    in_use = {block for row in plan.rows for block in unpack_u32(row.block_table)}
+    for order in plan.swaps:
+        if any(block >= info.num_blocks for block in order.device_blocks):
+            raise PlanError(f"swap {order.swap_id}: a block outside the pool of {info.num_blocks}")
+        if order.direction is SwapDirection.OUT and not in_use.isdisjoint(order.device_blocks):
+            raise PlanError(f"swap {order.swap_id}: it takes out blocks that its own plan computes with")
+
+
 def strip_token_ids(plan: stage_pb2.IterationPlan) -> None:
     """What the next stage gets: it works on activations. Changes `plan`."""
     for item in plan.items:
@@ -106,7 +151,7 @@ def forward_ack(seq: int, epoch: int) -> stage_pb2.ForwardAck:
     return stage_pb2.ForwardAck(seq=seq, epoch=epoch)
 
 
-def ready(epoch: int, info: StageInfo) -> stage_pb2.StageMessage:
+def ready(epoch: int, info: StageInfo, host: HostSlab | None) -> stage_pb2.StageMessage:
     return stage_pb2.StageMessage(
         ready=stage_pb2.StageReady(
             epoch=epoch,
@@ -120,7 +165,46 @@ def ready(epoch: int, info: StageInfo) -> stage_pb2.StageMessage:
             kv_block_bytes=info.kv_block_bytes,
             device=info.device,
             dtype=info.dtype,
+            num_host_slots=host.num_slots if host else 0,
+            host_generation=host.generation if host else 0,
+            host_node=host.node if host else "",
         )
+    )
+
+
+def host_arena(slab: HostSlab) -> stage_pb2.StageMessage:
+    arena = stage_pb2.HostArena(generation=slab.generation, num_slots=slab.num_slots, node=slab.node)
+    return stage_pb2.StageMessage(host=arena)
+
+
+def swap_report(epoch: int, stage: int, copy: Copy) -> stage_pb2.StageMessage:
+    report = stage_pb2.SwapReport(
+        swap_id=copy.order.swap_id,
+        epoch=epoch,
+        stage=stage,
+        bytes=copy.num_bytes,
+        copy_ns=copy.copy_ns,
+        error=copy.error,
+    )
+    return stage_pb2.StageMessage(swap=report)
+
+
+def attach_request(info: StageInfo, shape: KvShape, trailer_bytes: int) -> kvstore_pb2.AttachRequest:
+    """`trailer_bytes`: behind the block in every slot, on every stage alike."""
+    layout = kvstore_pb2.KvLayout(
+        model_fingerprint=info.fingerprint,
+        dtype=info.dtype,
+        stage=info.stage,
+        num_layers=shape.num_layers,
+        block_size=info.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        slot_bytes=shape.block_bytes + trailer_bytes,
+    )
+    return kvstore_pb2.AttachRequest(
+        owner=f"stage-{info.stage}",
+        layout=layout,
+        pipeline_slot_bytes=shape.pipeline_block_bytes + info.num_stages * trailer_bytes,
     )
 
 

@@ -18,6 +18,8 @@ from fastserve_worker.backend import StageBackend
 from fastserve_worker.epoch import EpochRun
 from fastserve_worker.errors import PlanError, StaleEpochError
 from fastserve_worker.runner import StageRunner
+from fastserve_worker.swap.copier import Copier
+from fastserve_worker.swap.host_slab import HostSlab
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +68,12 @@ class ControlSession:
 class Stage:
     """Owns the epoch. A scheduler takes the stage over by configuring a higher one."""
 
-    def __init__(self, backend: StageBackend, runner: StageRunner) -> None:
+    def __init__(self, backend: StageBackend, runner: StageRunner, copier: Copier) -> None:
         self.info = backend.info
+        self.copier = copier
         self._backend = backend
         self._runner = runner
+        self._host: HostSlab | None = None
         self._epoch = 0
         self._session: ControlSession | None = None
         self._run: EpochRun | None = None
@@ -101,13 +105,24 @@ class Stage:
                 order.epoch,
                 backend=self._backend,
                 runner=self._runner,
+                copier=self.copier,
+                host=lambda: self._host,
                 next_address=order.next_stage_address,
                 report=session.send,
             )
+            session.send(codec.ready(order.epoch, self.info, self._host))
         async with self._configured:
             self._configured.notify_all()
         log.info("configured", extra={"epoch": order.epoch, "next_stage": order.next_stage_address})
-        session.send(codec.ready(order.epoch, self.info))
+
+    def use_host(self, slab: HostSlab) -> None:
+        """Plans that come from now on swap with `slab`; copies under way end where they began.
+
+        The backend has attached to it by then. A scheduler that configured this stage is told.
+        """
+        self._host = slab
+        if self._run is not None and self._session is not None:
+            self._session.send(codec.host_arena(slab))
 
     def _claim(self, epoch: int, session: ControlSession) -> None:
         """At once, before anything is waited for: from here on no older message does anything."""

@@ -15,6 +15,9 @@ from fastserve_worker.errors import PlanError
 from fastserve_worker.forward import ForwardLink
 from fastserve_worker.messages import Activations, Plan, StageOutput
 from fastserve_worker.runner import StageRunner
+from fastserve_worker.swap.copier import Copier, Copy
+from fastserve_worker.swap.host_slab import HostSlab
+from fastserve_worker.swap.orders import AwaitedCopies, SwapOrders
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +37,25 @@ class EpochRun:
     """
 
     def __init__(
-        self, epoch: int, *, backend: StageBackend, runner: StageRunner, next_address: str, report: Report
+        self,
+        epoch: int,
+        *,
+        backend: StageBackend,
+        runner: StageRunner,
+        copier: Copier,
+        host: Callable[[], HostSlab | None],
+        next_address: str,
+        report: Report,
     ) -> None:
+        """`host` gives the slab that a plan's slots are in, at the time when it comes."""
         self.epoch = epoch
         #: Whether the stage before has opened its stream.
         self.joined = False
         self._backend = backend
         self._info = backend.info
         self._runner = runner
+        self._copier = copier
+        self._host = host
         self._report = report
         self._failure = ""
         self._last_seq = -1
@@ -50,6 +64,7 @@ class EpochRun:
         #: Plans whose activations are not all here yet.
         self._waiting: deque[ActivationAssembly] = deque()
         self._computing: asyncio.Queue[tuple[Plan, int, asyncio.Future[StageOutput]]] = asyncio.Queue()
+        self._swaps = SwapOrders(copier, self._info.num_blocks, self._report_swap)
         self._link: ForwardLink | None = None
         if next_address:
             self._link = ForwardLink(
@@ -58,7 +73,8 @@ class EpochRun:
         self._task = asyncio.create_task(self._finish(), name=f"epoch-{epoch}")
 
     def take_plan(self, message: stage_pb2.IterationPlan) -> None:
-        """Pass the plan on, then compute it: at once on the first stage, else when its activations are here.
+        """Pass the plan on and start its copies; compute it at once on the first stage, else when its activations
+        are here.
 
         Raises PlanError when it cannot be taken; the scheduler has been told by then.
         """
@@ -89,6 +105,7 @@ class EpochRun:
     def fail(self, seq: int, message: str) -> None:
         """End the run and tell the scheduler. `seq` 0: no single plan is to blame."""
         log.warning("stage fault: %s", message, extra={"seq": seq, "epoch": self.epoch})
+        self._swaps.stop()
         self._failure = self._failure or message
         self._report(codec.fault(seq, self.epoch, message))
 
@@ -96,6 +113,7 @@ class EpochRun:
         """A higher epoch is here: nothing of this run is started, passed on or reported from now on."""
         self._failure = self._failure or f"epoch {self.epoch} is over"
         self._report = _drop
+        self._swaps.stop()
         self._task.cancel()
         if self._link:
             self._link.abandon()
@@ -103,7 +121,9 @@ class EpochRun:
             self._computing.get_nowait()[2].cancel()
 
     async def wait_closed(self) -> None:
+        """Until nothing of this run reads or writes a block or a slot any more, but the plan that computes."""
         await asyncio.gather(self._task, return_exceptions=True)
+        await self._swaps.wait_landed()
         if self._link:
             await self._link.wait_closed()
 
@@ -117,12 +137,14 @@ class EpochRun:
         num_bytes = 0 if self._info.is_first else self._info.activation_bytes(plan.num_tokens)
         if self._queued_bytes + num_bytes > MAX_QUEUED_ACTIVATION_BYTES:
             raise PlanError(f"more than {MAX_QUEUED_ACTIVATION_BYTES} bytes of activations wait for this stage")
+        self._swaps.check(plan)
         self._last_seq = plan.seq
         self._in_flight += 1
         self._queued_bytes += num_bytes
         if self._link:
             codec.strip_token_ids(message)
             self._link.send_plan(message)
+        self._swaps.take(plan, self._host())
         if self._info.is_first:
             self._compute(plan, None)
         else:
@@ -142,8 +164,21 @@ class EpochRun:
             raise PlanError(f"epoch {self.epoch} ended with a fault: {self._failure}")
 
     def _compute(self, plan: Plan, activations: Activations | None) -> None:
-        future = self._runner.submit(partial(self._backend.run, plan, activations))
+        future = self._runner.submit(partial(self._carry_out, plan, activations, self._swaps.awaited_by(plan)))
+        future.add_done_callback(self._count_computed)
         self._computing.put_nowait((plan, activations.compute_ns if activations else 0, future))
+
+    def _carry_out(self, plan: Plan, activations: Activations | None, copies: AwaitedCopies) -> StageOutput:
+        """On the stage's thread."""
+        self._copier.blocked_ns += copies.wait()
+        return self._backend.run(plan, activations)
+
+    def _count_computed(self, future: "asyncio.Future[StageOutput]") -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._swaps.computed()
+
+    def _report_swap(self, copy: Copy) -> None:
+        self._report(codec.swap_report(self.epoch, self._info.stage, copy))
 
     async def _finish(self) -> None:
         """Results leave in the order their plans came. The next iteration computes while one is passed on."""

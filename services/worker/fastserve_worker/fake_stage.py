@@ -4,6 +4,8 @@ Its KV pool keeps token ids by (block, offset). A drawn token is a hash of the i
 the block table*, so a wrong block, a lost or overwritten one, a wrong epoch or a wrong output position shows as a
 wrong token. Every stage keeps its own pool; the digest of what the stage before read travels with the activations,
 and a stage that read something else spoils it. `fake_answer` is the oracle.
+
+It swaps for real, on the worker's own copy threads, so that a swap that is late, lost or wrong shows in the tokens too.
 """
 
 import contextlib
@@ -11,16 +13,29 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from fastserve.v1 import stage_pb2
 from fastserve_common.packed import pack_u32, unpack_u32
-from fastserve_worker.control import Stage
-from fastserve_worker.messages import Activations, Plan, PlanRow, ProfilePoint, StageInfo, StageOutput
+from fastserve_worker.backend import CopyBlock
+from fastserve_worker.control import ControlSession, Stage
+from fastserve_worker.messages import (
+    Activations,
+    KvShape,
+    Plan,
+    PlanRow,
+    ProfilePoint,
+    StageInfo,
+    StageOutput,
+    SwapDirection,
+    SwapOrder,
+)
 from fastserve_worker.sampling.params import DrawParams, TokenDraw
 from fastserve_worker.sampling.uniform import mix64
 from fastserve_worker.service import serve_in_process
+from fastserve_worker.swap.host_slab import HostSlab
 
 #: Ids below are never drawn: tokenizers keep their special tokens there.
 FIRST_DRAWN_ID = 32
@@ -45,10 +60,18 @@ class FakeOptions:
     fault_on: frozenset[int] = frozenset()
     #: Extra time of single plans.
     delays_ns: Mapping[int, int] = field(default_factory=dict)
+    #: Time of every swap, and of single swaps instead, by swap id. The blocks are copied at its end.
+    swap_ns: int = 0
+    swap_delays_ns: Mapping[int, int] = field(default_factory=dict)
+    #: Swaps that are answered with this error and copy nothing, by swap id.
+    failed_swaps: Mapping[int, str] = field(default_factory=dict)
+    #: Swaps that are carried out but never reported, by swap id (`FakeStageServer`).
+    lost_swaps: frozenset[int] = frozenset()
 
 
 class FakeStage:
-    """A StageBackend. Clear `gate` to hold the stage thread at its next plan, set it to let it go on."""
+    """A StageBackend. Clear `gate` to hold the stage thread at its next plan, set it to let it go on; `swap_gate`
+    does the same for copies."""
 
     def __init__(
         self,
@@ -63,6 +86,8 @@ class FakeStage:
         self.options = options or FakeOptions()
         self.gate = threading.Event()
         self.gate.set()
+        self.swap_gate = threading.Event()
+        self.swap_gate.set()
         self.plans_seen = 0
         self.info = StageInfo(
             stage=stage,
@@ -78,12 +103,13 @@ class FakeStage:
             hidden_size=_HIDDEN_SIZE,
             hidden_dtype="uint32",
         )
-        self._pool = array("I")
-        self.start_epoch()
+        self._pool = array("I", bytes(4 * num_blocks * block_size))
+        self.memory = FakeBlocks(self)
 
     def start_epoch(self) -> None:
-        """Wipes the pool, so that reading what an earlier epoch wrote gives wrong tokens."""
-        self._pool = array("I", bytes(4 * self.info.num_blocks * self.info.block_size))
+        """Wipes the pool, so that reading what an earlier epoch wrote gives wrong tokens; in place, so that what an
+        earlier epoch writes late is read."""
+        self._pool[:] = array("I", bytes(4 * len(self._pool)))
 
     def run(self, plan: Plan, activations: Activations | None) -> StageOutput:
         begin_ns = time.perf_counter_ns()
@@ -130,10 +156,44 @@ class FakeStage:
             left -= size
         return digest
 
+    def block_bytes(self, block: int) -> memoryview:
+        """A block's ids, as bytes to read and write."""
+        size = self.info.kv_block_bytes
+        return memoryview(self._pool).cast("B")[block * size : (block + 1) * size]
+
     def _block(self, block: int) -> int:
         if block >= self.info.num_blocks:
             raise ValueError(f"block {block} is outside the pool of {self.info.num_blocks} blocks")
         return block
+
+
+class FakeBlocks:
+    """The fake pool as a BlockMemory."""
+
+    def __init__(self, stage: FakeStage) -> None:
+        block_bytes = stage.info.kv_block_bytes
+        self.shape = KvShape(1, 1, 1, block_bytes, block_bytes * stage.info.num_stages)
+        self._stage = stage
+
+    def attach(self, slab: HostSlab) -> None:
+        """Nothing to do."""
+
+    @contextlib.contextmanager
+    def copies(self, order: SwapOrder) -> Iterator[CopyBlock]:
+        options = self._stage.options
+        delay_ns = options.swap_delays_ns.get(order.swap_id, options.swap_ns)
+        if delay_ns:
+            time.sleep(delay_ns / 1e9)
+        self._stage.swap_gate.wait()
+        if order.swap_id in options.failed_swaps:
+            raise FakeFaultError(options.failed_swaps[order.swap_id])
+        yield self._copy_out if order.direction is SwapDirection.OUT else self._copy_in
+
+    def _copy_out(self, block: int, slot: memoryview) -> None:
+        slot[:] = self._stage.block_bytes(block)
+
+    def _copy_in(self, block: int, slot: memoryview) -> None:
+        self._stage.block_bytes(block)[:] = slot
 
 
 def _inputs(row: PlanRow, received: "array[int] | None", offset: int) -> tuple[Sequence[int], int | None]:
@@ -188,22 +248,53 @@ def fake_answer(
     return list(context[len(prompt_ids) :])
 
 
+class _ForgetfulSession(ControlSession):
+    """Loses the reports of some swaps."""
+
+    def __init__(self, lost_swaps: frozenset[int]) -> None:
+        super().__init__()
+        self._lost_swaps = lost_swaps
+
+    def send(self, message: stage_pb2.StageMessage) -> None:
+        if not (message.HasField("swap") and message.swap.swap_id in self._lost_swaps):
+            super().send(message)
+
+
 class FakeStageServer:
     """A fake stage served on a loopback port while the block runs.
 
     `async with FakeStageServer(FakeStage(stage=0, num_stages=2)) as server: connect to server.address`
+
+    With `num_host_slots` it swaps with memory of its own; every stage of a pipeline must have as many.
     """
 
-    def __init__(self, backend: FakeStage) -> None:
+    def __init__(self, backend: FakeStage, num_host_slots: int = 0) -> None:
         self.backend = backend
+        self._num_host_slots = num_host_slots
+        self._host_generation = 0
         self.address = ""
         self.stage: Stage | None = None
         self._exits = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self.stage, self.address = await self._exits.enter_async_context(serve_in_process(self.backend))
+        serving = serve_in_process(
+            self.backend,
+            host=self._new_host(self._num_host_slots) if self._num_host_slots else None,
+            make_session=lambda: _ForgetfulSession(self.backend.options.lost_swaps),
+        )
+        self.stage, self.address = await self._exits.enter_async_context(serving)
         return self
 
+    def replace_host(self, num_host_slots: int) -> None:
+        """As when the kvstore has been started again: new memory, nothing in it, a generation higher by one."""
+        assert self.stage is not None
+        self.stage.use_host(self._new_host(num_host_slots))
+
+    def _new_host(self, num_slots: int) -> HostSlab:
+        self._host_generation += 1
+        return HostSlab.private(num_slots, self.backend.info.kv_block_bytes, generation=self._host_generation)
+
     async def __aexit__(self, *exc_info: object) -> None:
-        self.backend.gate.set()  # a held stage thread could not end
+        self.backend.gate.set()  # a held thread could not end
+        self.backend.swap_gate.set()
         await self._exits.aclose()

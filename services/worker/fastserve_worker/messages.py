@@ -1,6 +1,7 @@
 """What a stage is asked and what it answers, free of wire types and of torch."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from fastserve_worker.sampling.params import DrawParams, TokenDraw
 
@@ -26,13 +27,36 @@ class PlanRow:
     draw: DrawParams | None
 
 
+class SwapDirection(StrEnum):
+    """As seen from the device."""
+
+    OUT = "out"
+    IN = "in"
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOrder:
+    """Copies of one job's blocks: device_blocks[i] to or from host_slots[i]."""
+
+    swap_id: int
+    job_id: int
+    direction: SwapDirection
+    device_blocks: tuple[int, ...]
+    host_slots: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The whole truth of one iteration."""
+    """The whole truth of one iteration. Without rows it is there for its swaps.
+
+    `host_generation`: of the arena that the host slots belong to; 0: not compared.
+    """
 
     seq: int
     epoch: int
     rows: tuple[PlanRow, ...]
+    swaps: tuple[SwapOrder, ...] = ()
+    host_generation: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +109,20 @@ class ProfilePoint:
     num_sequences: int
     new_tokens: int
     context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a block of this stage's KV is made of; two arenas fit together only where these agree.
+
+    `pipeline_block_bytes`: of a block over all layers of the model, wherever they are.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_bytes: int
+    pipeline_block_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

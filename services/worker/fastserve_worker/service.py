@@ -18,6 +18,8 @@ from fastserve_worker.epoch import EpochRun
 from fastserve_worker.errors import PlanError
 from fastserve_worker.messages import StageInfo
 from fastserve_worker.runner import StageRunner
+from fastserve_worker.swap.copier import Copier
+from fastserve_worker.swap.host_slab import HostSlab
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +39,9 @@ STALL_CHECK_S = 1.0
 class StageService(stage_pb2_grpc.StageServicer):
     """Refuses every call with UNAVAILABLE until `stage` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_session: Callable[[], ControlSession]) -> None:
         self.stage: Stage | None = None
+        self._make_session = make_session
 
     def _ready(self) -> Stage:
         if self.stage is None:
@@ -48,7 +51,7 @@ class StageService(stage_pb2_grpc.StageServicer):
     async def Control(
         self, request_iterator: AsyncIterator[stage_pb2.ControlMessage], context: Context
     ) -> AsyncIterator[stage_pb2.StageMessage]:
-        stage, session = self._ready(), ControlSession()
+        stage, session = self._ready(), self._make_session()
         reader = asyncio.create_task(_read_control(request_iterator, stage, session), name="control-reader")
         try:
             async for message in session.messages():
@@ -114,11 +117,13 @@ def _take_forward(run: EpochRun, message: stage_pb2.ForwardMessage) -> bool:
 class StageServer:
     """Listens from the start, so that health is answered while the model loads; serves from `load` on."""
 
-    def __init__(self, stall_timeout_s: float = math.inf) -> None:
+    def __init__(
+        self, stall_timeout_s: float = math.inf, make_session: Callable[[], ControlSession] = ControlSession
+    ) -> None:
         """`stall_timeout_s`: an iteration that takes longer means that this process is stuck."""
         self._stall_timeout_s = stall_timeout_s
         self._watch: asyncio.Task[None] | None = None
-        self._service = StageService()
+        self._service = StageService(make_session)
         self._server = GrpcServer.create(full_names(stage_pb2.DESCRIPTOR))
         stage_pb2_grpc.add_StageServicer_to_server(self._service, self._server.server)
         self._runner = StageRunner()
@@ -137,10 +142,16 @@ class StageServer:
     async def load(self, make_backend: Callable[[], StageBackend]) -> StageInfo:
         """Make the backend on the stage's thread, then serve it. Raises what `make_backend` raises."""
         backend = await self._runner.submit(make_backend)
-        self._service.stage = Stage(backend, self._runner)
+        self._service.stage = Stage(backend, self._runner, Copier(backend.memory))
         await self._server.set_serving(True)
         self._watch = asyncio.create_task(self._watch_progress(), name="progress")
         return backend.info
+
+    async def attach_host(self, slab: HostSlab) -> None:
+        """Swap with `slab` from now on; after `load`. Pinning its memory may take a while."""
+        assert self.stage is not None
+        await asyncio.to_thread(self.stage.copier.memory.attach, slab)
+        self.stage.use_host(slab)
 
     async def _watch_progress(self) -> None:
         stalled = False
@@ -161,19 +172,26 @@ class StageServer:
         if self.stage:
             await self.stage.close(UnavailableError("this stage is shutting down"))
         await self._server.stop(grace_s)
+        if self.stage and not await self.stage.copier.close(STOP_COMPUTE_S):
+            log.warning("the copies in progress did not end within %g s", STOP_COMPUTE_S)
         if not await self._runner.close(STOP_COMPUTE_S):
             log.warning("the iteration in progress did not end within %g s", STOP_COMPUTE_S)
 
 
 @contextlib.asynccontextmanager
 async def serve_in_process(
-    backend: StageBackend, stall_timeout_s: float = math.inf
+    backend: StageBackend,
+    stall_timeout_s: float = math.inf,
+    host: HostSlab | None = None,
+    make_session: Callable[[], ControlSession] = ControlSession,
 ) -> AsyncIterator[tuple[Stage, str]]:
-    """A stage served on a loopback port, and its address; for tests and demonstrations."""
-    server = StageServer(stall_timeout_s)
+    """A stage served on a loopback port, and its address; for tests and demonstrations. `host`: what it swaps with."""
+    server = StageServer(stall_timeout_s, make_session)
     port = await server.start("127.0.0.1:0")
     try:
         await server.load(lambda: backend)
+        if host is not None:
+            await server.attach_host(host)
         assert server.stage is not None
         yield server.stage, f"127.0.0.1:{port}"
     finally:

@@ -14,6 +14,9 @@ Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Linear = Literal["auto", "torch", "packed", "fp16"]
 
+#: Of the CPU kernels; the engine's constant, which cannot be imported without torch.
+NATIVE_BLOCK_SIZE = 16
+
 
 class WorkerSettings(Settings):
     """One stage of a FastServe pipeline: some layers of the model, and the KV of those layers."""
@@ -34,6 +37,10 @@ class WorkerSettings(Settings):
         GIB, ge=1, description="memory for KV of all layers of the model; each stage takes its layers' share"
     )
     block_size: int = Field(16, ge=1, description="tokens in a block of KV")
+    node: str = Field(default_factory=socket.gethostname, description="node whose kvstore this stage swaps KV with")
+    kv_checksums: bool = Field(
+        False, description="store a checksum with every block on the host and compare it; on all stages or none"
+    )
     max_model_len: int | None = Field(
         None, ge=1, description="longest sequence, prompt and answer (default: the model's own limit)"
     )
@@ -43,6 +50,7 @@ class WorkerSettings(Settings):
     fake: bool = Field(False, description="serve known tokens without a model, to try the system out")
     fake_iteration_ms: float = Field(0.0, ge=0, description="with --fake: time of an iteration")
     fake_token_us: float = Field(0.0, ge=0, description="with --fake: additional time per token of an iteration")
+    fake_swap_ms: float = Field(0.0, ge=0, description="with --fake: time of a swap")
     fake_vocab_size: int = Field(1024, ge=64, description="with --fake: token ids are below this")
 
     @model_validator(mode="after")
@@ -51,6 +59,11 @@ class WorkerSettings(Settings):
             raise ValueError(f"--stage: {self.stage} is not one of {self.num_stages} stages, counted from 0")
         if self.model_dir is None and not self.fake:
             raise ValueError("--model-dir: needed, unless --fake")
+        if not (self.block_size == NATIVE_BLOCK_SIZE or self.fake or self.device != "cpu" or self.linear == "torch"):
+            raise ValueError(
+                f"--block-size: the CPU kernels work on blocks of {NATIVE_BLOCK_SIZE} tokens; leave it at that, or set "
+                f"--linear torch, which does without them and is slower (got {self.block_size})"
+            )
         if not self.listen.rpartition(":")[2].isdecimal():
             raise ValueError(f"--listen: expected HOST:PORT (got {self.listen!r})")
         return self

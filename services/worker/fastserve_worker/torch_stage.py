@@ -16,6 +16,7 @@ from fastserve_worker.sampling.params import DrawParams
 from fastserve_worker.sampling.sampler import draw_tokens
 from fastserve_worker.settings import DType, WorkerSettings
 from fastserve_worker.sizing import count_blocks
+from fastserve_worker.swap.torch_blocks import blocks_of
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class TorchStage:
         self.info = info
         self._model = model
         self._pool = pool
+        self.memory = blocks_of(pool, whole_block_bytes(model.config, info.block_size))
 
     @classmethod
     def load(cls, settings: WorkerSettings) -> "TorchStage":

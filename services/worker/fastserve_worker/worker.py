@@ -1,10 +1,11 @@
 """The worker process: listen, load, register, serve until told to stop, leave in order."""
 
 import asyncio
+import contextlib
 import logging
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from fastserve_common.state import StateError, StateStore, membership, open_state
 from fastserve_worker.backend import StageBackend
@@ -13,6 +14,7 @@ from fastserve_worker.messages import StageInfo
 from fastserve_worker.service import StageServer
 from fastserve_worker.settings import WorkerSettings
 from fastserve_worker.sizing import count_blocks
+from fastserve_worker.swap.arena_map import HostLink
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,8 @@ async def run_worker(settings: WorkerSettings, stop: asyncio.Event) -> int:
     try:
         info = await _load(server, settings, stop)
         if info is not None:
-            await _serve(store, info, settings.address(port), stop)
+            async with _host_memory(store, server, settings):
+                await _serve(store, info, settings.address(port), stop)
     except ValueError as error:  # SettingsError, UnsupportedModelError
         log.error("%s", error)
         return EXIT_SETTINGS
@@ -70,6 +73,29 @@ async def _load(server: StageServer, settings: WorkerSettings, stop: asyncio.Eve
         return loading.result()
     loading.cancel()
     return None
+
+
+@contextlib.asynccontextmanager
+async def _host_memory(store: StateStore, server: StageServer, settings: WorkerSettings) -> AsyncIterator[None]:
+    """Attached to the node's kvstore while the block runs, whenever there is one. The first attempt is made before
+    this stage can be found: a scheduler that configures it learns at once what it can swap with."""
+    assert server.stage is not None
+    shape = server.stage.copier.memory.shape
+    link = HostLink(
+        store,
+        settings.node,
+        server.stage.info,
+        shape,
+        checksums=settings.kv_checksums,
+        use=server.attach_host,
+    )
+    await link.refresh()
+    task = asyncio.create_task(link.run(), name="host-memory")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _serve(store: StateStore, info: StageInfo, address: str, stop: asyncio.Event) -> None:
@@ -127,6 +153,7 @@ def _fake(settings: WorkerSettings) -> FakeStage:
         vocab_size=settings.fake_vocab_size,
         iteration_ns=int(settings.fake_iteration_ms * 1e6),
         token_ns=int(settings.fake_token_us * 1e3),
+        swap_ns=int(settings.fake_swap_ms * 1e6),
     )
     return FakeStage(
         stage=settings.stage,

@@ -211,7 +211,7 @@ def _old_seq(plan: stage_pb2.IterationPlan) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_swap, "swap orders are not supported"),
+        (_swap, "it says neither out nor in"),
         (_no_tokens, "at least one token"),
         (_short_table, "need 2 blocks"),
         (_missing_ids, "0 bytes of token ids"),
