@@ -5,8 +5,8 @@
     python benchmarks/cpu_kernels.py workload --model DIR        mixed requests to their ends, tokens per second
     ... --threads 2 --json
 
-Timings are the fastest of several rounds, variants taking turns, so that a busy machine disturbs all of them alike. The
-read bandwidth is measured in the same run: floors are bytes that must be read divided by it.
+Timings are the fastest of several rounds, variants taking turns, so that a busy machine disturbs all of them alike.
+Reading plain memory takes turns too: floors are the bytes that must be read at that speed.
 """
 
 import argparse
@@ -63,10 +63,18 @@ def fastest_ms(variants: dict[str, Callable[[], object]], rounds: int) -> dict[s
     return best
 
 
-def read_bandwidth_bytes_per_ms(rounds: int) -> float:
-    """Of a sum over 512 MiB."""
-    memory = torch.ones(1 << 27)
-    return memory.nbytes / fastest_ms({"read": lambda: memory.sum()}, rounds)["read"]
+class MemoryRead:
+    """Reads 128 MiB, as one more variant that takes turns: what floors are computed from."""
+
+    def __init__(self) -> None:
+        self._memory = torch.ones(1 << 25)
+
+    def __call__(self) -> None:
+        self._memory.sum()
+
+    def floor_ms(self, num_bytes: float, read_ms: float) -> float:
+        """Least time to read `num_bytes`, at the speed of a run that took `read_ms`."""
+        return num_bytes / self._memory.nbytes * read_ms
 
 
 def each(run: Callable[..., object], inputs: torch.Tensor, weights: Sequence[object]) -> None:
@@ -77,7 +85,7 @@ def each(run: Callable[..., object], inputs: torch.Tensor, weights: Sequence[obj
 
 def bench_linear(kernels: NativeKernels, rounds: int) -> list[Row]:
     """F.linear, oneDNN's and our own layouts; GFLOP/s of each, and the distance of ours to its memory floor."""
-    bandwidth = read_bandwidth_bytes_per_ms(rounds)
+    read = MemoryRead()
     rows = []
     for num_outputs, num_inputs in LINEAR_SHAPES:
         copies = max(1, WORKING_SET_BYTES // (num_outputs * num_inputs * 4))
@@ -93,11 +101,12 @@ def bench_linear(kernels: NativeKernels, rounds: int) -> list[Row]:
                     "onednn": partial(each, lambda inputs, layer: layer(inputs), x, onednn),
                     "packed": partial(each, kernels.linear, x, packed),
                     "fp16": partial(each, kernels.linear, x, halves),
+                    "read": read,
                 },
                 rounds,
             )
             flop = 2 * num_rows * num_outputs * num_inputs * copies
-            floor_ms = num_outputs * num_inputs * 4 * copies / bandwidth
+            floor_ms = read.floor_ms(num_outputs * num_inputs * 4 * copies, times.pop("read"))
             values = {f"{name}_gflops": flop / ms / 1e6 for name, ms in times.items()}
             values["packed_over_memory_floor"] = times["packed"] / floor_ms
             rows.append(Row("linear", f"{num_outputs}x{num_inputs} rows={num_rows}", values))
@@ -127,7 +136,7 @@ class DecodeAttention:
 def bench_attention(kernels: NativeKernels, rounds: int) -> list[Row]:
     """One decode iteration's attention of 8 layers, 9 heads over 3 KV heads of 64."""
     layers, heads, kv_heads, head_dim = 8, 9, 3, 64
-    bandwidth = read_bandwidth_bytes_per_ms(rounds)
+    read = MemoryRead()
     rows = []
     for num_rows, length in ATTENTION_SHAPES:
         per_row = -(-length // 16)
@@ -137,8 +146,13 @@ def bench_attention(kernels: NativeKernels, rounds: int) -> list[Row]:
         tables = [order[row * per_row : (row + 1) * per_row] for row in range(num_rows)]
         batch = PagedBatch([BatchRow(n - 1, 1, table, True) for n, table in zip(lengths, tables, strict=True)], pool)
         attention = DecodeAttention(batch, heads)
-        times = fastest_ms({"native": partial(attention.run, kernels), "torch": partial(attention.run, None)}, rounds)
-        floor_ms = sum(lengths) * layers * 2 * kv_heads * head_dim * 4 / bandwidth
+        variants: dict[str, Callable[[], object]] = {
+            "native": partial(attention.run, kernels),
+            "torch": partial(attention.run, None),
+            "read": read,
+        }
+        times = fastest_ms(variants, rounds)
+        floor_ms = read.floor_ms(sum(lengths) * layers * 2 * kv_heads * head_dim * 4, times.pop("read"))
         values = {f"{name}_ms": ms for name, ms in times.items()}
         values["native_over_memory_floor"] = times["native"] / floor_ms
         rows.append(Row("attention", f"{num_rows} x {length}", values))
@@ -147,7 +161,7 @@ def bench_attention(kernels: NativeKernels, rounds: int) -> list[Row]:
 
 def bench_iteration(kernels: NativeKernels, model: Path, linear: str, rounds: int) -> list[Row]:
     """A whole decode iteration; its attention and its head measured alone on the same batch; the rest is the layers."""
-    bandwidth = read_bandwidth_bytes_per_ms(rounds)
+    read = MemoryRead()
     pipeline = OfflinePipeline.load(model, num_blocks=16 * 40, linear=linear)
     shape = pipeline.stages[0].config
     weight_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
@@ -164,10 +178,11 @@ def bench_iteration(kernels: NativeKernels, model: Path, linear: str, rounds: in
                 "iteration": partial(pipeline.step, sequences),
                 "attention": partial(attention.run, kernels),
                 "head": partial(kernels.linear, hidden, head),
+                "read": read,
             },
             rounds,
         )
-        floor_ms = (weight_bytes + num_rows * length * shape.kv_block_bytes(1)) / bandwidth
+        floor_ms = read.floor_ms(weight_bytes + num_rows * length * shape.kv_block_bytes(1), times.pop("read"))
         values = {f"{name}_ms": ms for name, ms in times.items()}
         values["linear_and_rest_ms"] = times["iteration"] - times["attention"] - times["head"]
         values |= {"memory_floor_ms": floor_ms, "iteration_over_floor": times["iteration"] / floor_ms}
@@ -211,9 +226,9 @@ def print_tables(rows: Sequence[Row]) -> None:
     """Rows of one table share their columns."""
     for table in dict.fromkeys(row.table for row in rows):
         chosen = [row for row in rows if row.table == table]
-        print(f"\n{table:24s}" + "".join(f"{name:>28s}" for name in chosen[0].values))
+        print(f"\n{table:24s}" + "".join(f"{name:>{len(name) + 2}s}" for name in chosen[0].values))
         for row in chosen:
-            print(f"{row.case:24s}" + "".join(f"{value:28.2f}" for value in row.values.values()))
+            print(f"{row.case:24s}" + "".join(f"{v:{len(name) + 2}.2f}" for name, v in row.values.items()))
 
 
 def main(arguments: Sequence[str]) -> None:
