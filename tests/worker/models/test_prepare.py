@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub.errors as hub_errors
 import pytest
@@ -16,9 +18,10 @@ import torch
 from httpx2 import Request, Response
 from tokenizers import Tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import modeling_gguf_pytorch_utils as gguf
 
 from fastserve_worker.engine.offline import OfflinePipeline
-from fastserve_worker.models import complete, convert, hub, packaged
+from fastserve_worker.models import cache, complete, convert, hub, packaged
 from fastserve_worker.models.cache import build_once, folder_name
 from fastserve_worker.models.errors import PrepareError
 from fastserve_worker.prepare import EXIT_REFUSED, main, prepare
@@ -170,6 +173,19 @@ def test_the_demonstration_model_says_how_to_install_it(monkeypatch: pytest.Monk
         prepare("SmolLM2-135M-Instruct")
 
 
+def test_progress_is_lines_seconds_apart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    monkeypatch.setitem(vars(convert), "time", SimpleNamespace(monotonic=lambda: now_s))
+    bar, told = vars(gguf)["tqdm"], []
+    with caplog.at_level(logging.INFO), convert._lines_for_bars():
+        for tensor in vars(gguf)["tqdm"]([1.5] * 10, desc="Converting"):
+            now_s += tensor
+            told.append(len(caplog.records))
+    assert vars(gguf)["tqdm"] is bar
+    assert [record.getMessage() for record in caplog.records] == ["Converting 4 of 10", "Converting 8 of 10"]
+    assert told == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+
+
 # The cache of converted models.
 
 
@@ -184,6 +200,48 @@ def test_processes_that_ask_together_build_once(tmp_path: Path) -> None:
         folders = list(pool.map(lambda _: build_once(tmp_path, "model-1", build), range(8)))
     assert len(builds) == 1
     assert {(folder / "file").read_text() for folder in folders} == {"whole"}
+
+
+def test_builds_that_do_not_see_each_other_both_succeed(tmp_path: Path) -> None:
+    """The cache is emptied while one builds, its lock goes with it, and another one begins."""
+    folder, inside, go_on = tmp_path / "cache", threading.Barrier(2, timeout=20), threading.Event()
+
+    def slow(out: Path) -> None:
+        (out / "file").write_text("first")
+        inside.wait()
+        assert go_on.wait(20)
+        out.mkdir(parents=True, exist_ok=True)  # as whoever saves a model does
+        (out / "file").write_text("first")
+
+    def quick(out: Path) -> None:
+        (out / "file").write_text("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(build_once, folder, "model", slow)
+        inside.wait()
+        shutil.rmtree(folder)
+        assert build_once(folder, "model", quick) == folder / "model"
+        go_on.set()
+        assert first.result(20) == folder / "model"
+    assert (folder / "model" / "file").read_text() == "second"
+    assert sorted(path.name for path in folder.iterdir()) == [".model.lock", "model"]
+
+
+def test_what_a_living_builder_makes_is_not_swept_away(tmp_path: Path) -> None:
+    """Without the lock between them, as above, and at the same time."""
+    locked, locks = cache._locked, iter([tmp_path / "one", tmp_path / "two"])
+    inside = threading.Barrier(2, timeout=20)
+
+    def build(out: Path) -> None:
+        (out / "file").write_text("whole")
+        inside.wait()
+        assert (out / "file").read_text() == "whole"
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(cache, "_locked", lambda _: locked(next(locks)))
+        folders = list(pool.map(lambda _: build_once(tmp_path, "model", build), range(2)))
+    assert folders == [tmp_path / "model"] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "one", "two"]
 
 
 def test_a_build_that_fails_or_was_killed_leaves_no_folder(tmp_path: Path) -> None:

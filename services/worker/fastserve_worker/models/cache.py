@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def folder_name(name: str, files: Iterable[Path]) -> str:
 def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
     """The folder `name` of the cache; `build` fills an empty folder that takes this name when it is complete.
 
-    Processes that ask at the same time wait for the first. What a killed one left behind is removed by the next.
+    Processes that ask at the same time wait for the first. Where they cannot see each other's lock, because the cache
+    was emptied between them, each builds apart and the first to finish counts. What a killed one left behind is
+    removed by the next.
     """
     target = cache_dir / name
     if target.is_dir():
@@ -50,21 +53,41 @@ def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Pat
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _locked(cache_dir / f".{name}.lock"):
             if not target.is_dir():
-                _build(target, cache_dir / f".{name}.partial", build)
+                _remove_abandoned(cache_dir, name)
+                _build(target, cache_dir / f".{name}.partial-{uuid.uuid4().hex}", build)
     except OSError as error:
         raise PrepareError(f"cannot write to the model cache {cache_dir}: {error.strerror or error}") from error
     return target
 
 
 def _build(target: Path, partial: Path, build: Callable[[Path], None]) -> None:
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    partial.mkdir(parents=True)
     try:
-        build(partial)
-    except BaseException:
+        with _held(partial):
+            build(partial)
+            partial.rename(target)
+    except OSError:
+        if not target.is_dir():  # else somebody else was faster
+            raise
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
-    partial.rename(target)
+
+
+def _remove_abandoned(cache_dir: Path, name: str) -> None:
+    for partial in cache_dir.glob(f".{name}.partial*"):
+        with contextlib.suppress(OSError), _held(partial):  # raises when its builder lives
+            shutil.rmtree(partial)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """A sign of life that the kernel takes down with the process. Raises BlockingIOError when another one holds it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

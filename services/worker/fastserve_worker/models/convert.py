@@ -1,12 +1,15 @@
 """Checkpoints and tokenizers in other formats, read by transformers and written as safetensors and tokenizer.json."""
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, modeling_gguf_pytorch_utils
 
 from fastserve_worker.models.errors import PrepareError
 
@@ -16,6 +19,11 @@ log = logging.getLogger(__name__)
 #: smaller than its model's padded vocabulary, but not by this much.
 MIN_VOCAB_SHARE = 0.1
 
+#: Between two lines that say how far a conversion is.
+PROGRESS_EVERY_S = 5.0
+
+T = TypeVar("T")
+
 
 def convert_gguf(file: Path, out: Path) -> None:
     """Weights in 32-bit floats, tokenizer and chat template of a GGUF file. Raises PrepareError."""
@@ -23,7 +31,8 @@ def convert_gguf(file: Path, out: Path) -> None:
     begin_s = time.monotonic()
     log.info("converting %s, once: reading the weights", file.name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        with _lines_for_bars():
+            model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         _forget_quantization(model)
         model.save_pretrained(out)
         log.info("converting %s: reading the tokenizer (%.0f s so far)", file.name, time.monotonic() - begin_s)
@@ -64,6 +73,28 @@ def convert_tokenizer(folder: Path, out: Path) -> None:
     vocab_size = AutoConfig.from_pretrained(folder).get_text_config(decoder=True).vocab_size
     if len(tokenizer) < vocab_size * MIN_VOCAB_SHARE:
         raise PrepareError(f"{folder} has no tokenizer: {len(tokenizer)} tokens were found for a model of {vocab_size}")
+
+
+@contextlib.contextmanager
+def _lines_for_bars() -> Iterator[None]:
+    """The reader of GGUF files draws a bar whatever it is told; a bar that redraws itself is noise in a log."""
+    names = vars(modeling_gguf_pytorch_utils)
+    bar = names["tqdm"]
+    names["tqdm"] = _with_progress_lines
+    try:
+        yield
+    finally:
+        names["tqdm"] = bar
+
+
+def _with_progress_lines(tensors: Sequence[T], desc: str = "") -> Iterator[T]:
+    """Called as tqdm is called there."""
+    said_s = time.monotonic()
+    for index, tensor in enumerate(tensors):
+        if time.monotonic() - said_s >= PROGRESS_EVERY_S:
+            said_s = time.monotonic()
+            log.info("%s %d of %d", desc or "reading", index, len(tensors))
+        yield tensor
 
 
 def _quiet() -> None:
