@@ -10,6 +10,8 @@ import torch
 from fastserve.v1 import stage_pb2
 from fastserve_worker import codec
 from fastserve_worker.engine import StageModel
+from fastserve_worker.engine.native.kernels import BLOCK_SIZE
+from fastserve_worker.settings import NATIVE_BLOCK_SIZE
 from fastserve_worker.torch_stage import TorchStage, whole_block_bytes
 from fastserve_worker.worker import backend_maker
 
@@ -199,6 +201,19 @@ def test_a_stage_is_loaded_as_the_settings_say(tiny_llama: TinyLlama, tmp_path: 
     assert stage.info.max_model_len == MAX_MODEL_LEN
     assert (stage.info.stage, stage.info.num_stages, stage.info.dtype) == (1, 2, "float32")
     assert whole_block_bytes(stage._model.config, 16) == block_bytes
+
+
+async def test_other_block_sizes_work_without_the_native_layers(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    settings = fake_settings(
+        tmp_path, fake=False, model_dir=tiny_llama.folder, threads=1, kv_memory="1MiB", linear="torch", block_size=8
+    )
+    async with pipeline_of(lambda stage, of: backend_maker(settings)(), 1) as pipeline:
+        jobs = [pipeline.job(prompt, 2 * NUM_OUTPUT + len(prompt)) for prompt in tiny_llama.prompts]  # blocks enough
+        assert await pipeline.generate(jobs, NUM_OUTPUT) == tiny_llama.answers
+
+
+def test_the_settings_know_the_kernels_block_size() -> None:
+    assert NATIVE_BLOCK_SIZE == BLOCK_SIZE
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ async def test_a_port_that_is_taken_ends_with_a_sentence(tmp_path: Path, caplog:
         ({"listen": "localhost"}, "--listen: expected HOST:PORT"),
         ({"kv_memory": "lots"}, "expected a size"),
         ({"dtype": "int8"}, "--dtype"),
+        ({"fake": False, "model_dir": "x", "block_size": 32}, "--block-size: the CPU kernels work on blocks of 16"),
     ],
 )
 def test_wrong_settings_are_named(changes: dict[str, object], message: str) -> None:
