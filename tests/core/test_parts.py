@@ -29,7 +29,7 @@ from .support import MS, PROFILE, config, mlfq
         ({"max_waiting_jobs": 0}, "max_waiting_jobs"),
         ({"max_waiting_tokens": 999}, "max_waiting_tokens"),
         ({"policy": "lottery"}, "policy must be one of skip-join-mlfq"),
-        ({"kv_policy": "hope"}, "kv_policy must be one of recompute"),
+        ({"kv_policy": "hope"}, "kv_policy must be one of proactive"),
         ({"service_classes": (("", 1),)}, "service_classes"),
         ({"service_classes": (("a", 1), ("a", 2))}, "service_classes"),
         ({"service_classes": (("a", 0),)}, "alpha_ns"),

@@ -22,7 +22,7 @@ from fastserve_scheduler.core.commands import RunIteration
 from fastserve_scheduler.core.config import Promotion
 from fastserve_scheduler.core.events import Event, JobArrived
 from fastserve_scheduler.core.policies import POLICIES
-from fastserve_scheduler.core.scheduler import MAX_LIFTS_PER_STEP
+from fastserve_scheduler.core.rescue import MAX_LIFTS_PER_STEP
 from fastserve_scheduler.sim import Simulator
 
 from .support import MS, PROFILE, PerToken, config, mlfq, ready_core

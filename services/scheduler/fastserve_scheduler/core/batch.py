@@ -2,23 +2,30 @@
 
 What does not fit is passed over, up to the order's bypass limit, so that a step costs the same however many jobs wait.
 The batch takes blocks from idle jobs behind the requester where the KV policy says so; a job in the batch or in
-flight is never a victim, because both are out of line.
+flight is never a victim, because both are out of line. A victim that is swapped out frees its blocks later: the
+requester claims them, and nobody without KV takes them before it. A job on the host that the walk reaches is due: it
+is swapped in when there are blocks for it, and the batch goes on without it.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fastserve_scheduler.core.blocks import BlockPool
 from fastserve_scheduler.core.budget import BatchBudget
+from fastserve_scheduler.core.commands import SwapDirection
 from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.job import Job
 from fastserve_scheduler.core.kv import KvPolicy
+from fastserve_scheduler.core.kv_state import KvState
 from fastserve_scheduler.core.line import Line
 from fastserve_scheduler.core.policies import Order
 from fastserve_scheduler.core.ranked import FIRST
+from fastserve_scheduler.core.tiers import Tiers
 
 MAX_PASSED_READY = 256
 """Jobs with KV that one step passes over before it makes do with the batch it has."""
+
+MAX_PASSED_AWAY = 64
+"""Jobs on the host or on their way that one step passes over before it looks at no more of them."""
 
 
 class Shortage(StrEnum):
@@ -37,10 +44,13 @@ class Pick:
 
 @dataclass(slots=True)
 class Batch:
-    """What one step decided. The picks own the blocks they need; evicted jobs are back in line without KV."""
+    """What one step decided. The picks own the blocks they need; the jobs that gave way are back in line."""
 
     picks: list[Pick] = field(default_factory=list)
-    evicted: list[tuple[Job, Job]] = field(default_factory=list)
+    #: (victim, for whom).
+    gave_way: list[tuple[Job, Job]] = field(default_factory=list)
+    #: Reached while there was room for them, but their KV is away.
+    due: list[Job] = field(default_factory=list)
     passed: dict[int, Shortage] = field(default_factory=dict)
     #: What ended the walk: the jobs it did not reach were short of this.
     ended_by: Shortage = Shortage.SLOTS
@@ -51,20 +61,22 @@ class Batch:
 
 
 class BatchFormer:
-    def __init__(self, config: CoreConfig, order: Order, line: Line, pool: BlockPool, kv: KvPolicy) -> None:
-        self._config, self._order, self._line, self._pool, self._kv = config, order, line, pool, kv
+    def __init__(self, config: CoreConfig, order: Order, line: Line, tiers: Tiers, kv: KvPolicy) -> None:
+        self._config, self._order, self._line, self._tiers, self._kv = config, order, line, tiers, kv
+        self._pool = tiers.pool
 
     def form(self, num_flying: int) -> Batch:
-        """The next batch, taken out of line; `num_flying` jobs are in flight."""
+        """The next batch, taken out of line; `num_flying` jobs are in flight. Swaps are ordered on the way."""
         batch = Batch()
         walk = _Walk(
             BatchBudget.of(self._config, self._fair_share(num_flying), self._line.num_decodes),
             admitting=not (self._order.whole_batches and len(self._line.ready)),
             bypass_left=self._order.bypass_limit,
+            away_left=MAX_PASSED_AWAY if self._tiers.host.num_slots or len(self._tiers.swaps) else 0,
         )
         cursor = FIRST
         while walk.budget.jobs_left and walk.budget.tokens_left > 0:
-            job = self._line.next(cursor, absent_too=walk.admitting)
+            job = self._line.next(cursor, absent_too=walk.admitting, away_too=walk.away_left > 0)
             if job is None:
                 break
             cursor = job.rank
@@ -79,35 +91,68 @@ class BatchFormer:
                 batch.passed[job.job_id] = shortage
         if walk.budget.jobs_left and walk.budget.tokens_left <= 0:
             batch.ended_by = Shortage.TOKENS
+        self._kv.look_ahead(walk.claimed, len(batch.picks) + num_flying)
         return batch
 
     def _try(self, job: Job, batch: Batch, walk: "_Walk", num_flying: int) -> Shortage | None:
+        """Put the job into the batch, or bring it on its way there; what it is short of, or None."""
+        if job.away:
+            return self._await(job, batch, walk, num_flying)
         num_tokens = walk.budget.grant(job)
         if num_tokens == 0:
             return Shortage.TOKENS
         hold = self._kv.tokens_to_hold(job, num_tokens)
         needed = self._pool.missing(job.table, hold)
-        if needed:
-            # A newcomer that left no room for the next block of the jobs ahead would be evicted by them at once.
-            spare = len(batch.picks) + num_flying if self._kv.evicts and not job.resident else 0
-            victims = walk.victims(self._kv, job, needed + spare, self._line, self._pool)
-            if victims is None:
-                return Shortage.BLOCKS
-            for victim in victims:
-                self._evict(victim)
-                batch.evicted.append((victim, job))
+        if needed and not self._find_blocks(job, needed, batch, walk, num_flying):
+            return Shortage.BLOCKS
         walk.budget.take(job, num_tokens)
         self._line.take(job)
         if needed:
-            self._pool.grow(job.table, hold)
+            self._tiers.enter(job, hold)
         batch.picks.append(Pick(job, num_tokens))
         return None
 
-    def _evict(self, job: Job) -> None:
-        self._line.take(job)
-        self._pool.release(job.table)
-        job.computed, job.discarding = 0, False
-        self._line.put(job)
+    def _await(self, job: Job, batch: Batch, walk: "_Walk", num_flying: int) -> Shortage | None:
+        batch.due.append(job)
+        walk.away_left -= 1
+        if job.kv is not KvState.HOST:
+            return None
+        hold = self._kv.tokens_to_hold(job, job.pending_tokens)
+        needed = self._pool.blocks_for(hold)
+        if not self._tiers.may_send(SwapDirection.IN, needed):
+            return None
+        if not self._find_blocks(job, needed, batch, walk, num_flying):
+            return Shortage.BLOCKS
+        self._tiers.bring_in(job, hold)
+        return None
+
+    def _find_blocks(self, job: Job, needed: int, batch: Batch, walk: "_Walk", num_flying: int) -> bool:
+        """See to it that the job finds `needed` free blocks, now or when victims have left the device."""
+        # A newcomer that left no room for the next block of the jobs ahead would be evicted by them at once.
+        spare = len(batch.picks) + num_flying if self._kv.evicts and not job.resident else 0
+        wanted = needed + spare
+        claimed = 0 if job.resident else walk.claimed
+        if wanted <= self._pool.num_free - claimed:
+            return True
+        leaving = self._tiers.swaps.blocks[SwapDirection.OUT]
+        shortfall = wanted + walk.claimed - self._pool.num_free - leaving
+        if shortfall > 0:
+            victims = walk.victims(self._kv, job, shortfall)
+            if victims is None:
+                return False
+            for victim in victims:
+                self._give_way(victim)
+                batch.gave_way.append((victim, job))
+            if wanted <= self._pool.num_free - claimed:
+                return True
+        walk.claimed += wanted
+        return False
+
+    def _give_way(self, victim: Job) -> None:
+        if self._tiers.can_store(victim):
+            self._tiers.send_out(victim)
+        else:
+            self._tiers.evict(victim)
 
     def _must_drain(self, batch: Batch, num_flying: int) -> bool:
         """The first in the order holds a ticket and its blocks are in flight: were the jobs behind it planned again
@@ -139,21 +184,22 @@ class _Walk:
     budget: BatchBudget
     admitting: bool
     bypass_left: int
+    away_left: int
+    #: Blocks that jobs reached before were promised, free already or not.
+    claimed: int = 0
     passed_ready: int = 0
     #: Fewest blocks that could not be had, for jobs without and with KV. A later job of the same kind has no victims
     #: that an earlier one had not, so asking for as many again is in vain.
     hopeless: list[int | None] = field(default_factory=lambda: [None, None])
 
-    def victims(self, kv: KvPolicy, job: Job, num_blocks: int, line: Line, pool: BlockPool) -> list[Job] | None:
-        if num_blocks <= pool.num_free:
-            return []
+    def victims(self, kv: KvPolicy, job: Job, shortfall: int) -> list[Job] | None:
         hopeless = self.hopeless[job.resident]
-        if hopeless is not None and num_blocks >= hopeless:
+        if hopeless is not None and shortfall >= hopeless:
             return None
         # The requester is in line itself, and may not be its own victim: victims rank strictly behind it.
-        victims = kv.victims(job, num_blocks, line.ready, pool)
+        victims = kv.victims(job, shortfall)
         if victims is None:
-            self.hopeless[job.resident] = num_blocks
+            self.hopeless[job.resident] = shortfall
         return victims
 
     def may_pass(self, job: Job) -> bool:

@@ -66,6 +66,12 @@ class BlockPool:
         table.block_ids = ()
         return count
 
+    def keep(self, table: BlockTable, start: int, stop: int) -> None:
+        """Free the table's blocks outside start .. stop-1. Raises BlockError on a block not owned."""
+        ids = table.block_ids
+        self.release(BlockTable(ids[:start] + ids[stop:]))
+        table.block_ids = ids[start:stop]
+
     def resize(self, num_blocks: int) -> None:
         """A new pool of another size. Raises BlockError while a block is owned."""
         if len(self._free) != self.num_blocks:

@@ -6,9 +6,13 @@ from typing import Literal, get_args
 Promotion = Literal["reset", "return"]
 DemoteWhen = Literal["used-reaches", "used-exceeds", "next-would-exceed"]
 Overrun = Literal["finish", "abort"]
+KvRanking = Literal["enst", "order"]
 
 MAX_LEVELS = 64
 """Quanta double per level: 64 levels exceed any time an integer of nanoseconds needs to hold."""
+
+MAX_RESERVE_PERCENT = 50
+"""More than half of the pool kept free is a pool half the size."""
 
 
 def _at_least(owner: str, name: str, value: int, least: int) -> None:
@@ -70,6 +74,12 @@ class CoreConfig:
     decodes runs (see `budget.py`). `max_waiting_jobs`, `max_waiting_tokens`: accepted jobs that are not running, and
     the prompt tokens of those; beyond them new jobs are refused. `service_classes`: (name, alpha_ns) of jobs that
     name their class; others have `mlfq.alpha_ns`.
+
+    Swapping (`kv_policy` proactive or reactive): `kv_ranking` says who leaves and comes first, by the order or by ENST
+    (an order without levels has no ENST and ranks by itself). `kv_block_bytes`: one block on one stage, to guess the
+    link's speed until it is measured; 0: unknown, the first swaps go one by one. `swap_reserve_*_percent`: bounds of
+    the free part of the pool that is kept for newcomers. `swap_min_batches`: jobs are displaced by others only while
+    the pool holds so many running batches; 0: always.
     """
 
     num_stages: int
@@ -84,6 +94,11 @@ class CoreConfig:
     mlfq: MlfqConfig = field(default_factory=MlfqConfig)
     service_classes: tuple[tuple[str, int], ...] = ()
     kv_policy: str = "recompute"
+    kv_ranking: KvRanking = "order"
+    kv_block_bytes: int = 0
+    swap_reserve_min_percent: int = 2
+    swap_reserve_max_percent: int = 5
+    swap_min_batches: int = 2
 
     def __post_init__(self) -> None:
         # The tables import this module; asking them here keeps a wrong name an error at birth.
@@ -104,7 +119,18 @@ class CoreConfig:
             )
         _one_of(owner, "policy", self.policy, tuple(POLICIES))
         _one_of(owner, "kv_policy", self.kv_policy, tuple(KV_POLICIES))
+        _one_of(owner, "kv_ranking", self.kv_ranking, get_args(KvRanking))
+        self._check_swapping()
         self._check_classes()
+
+    def _check_swapping(self) -> None:
+        owner = type(self).__name__
+        _at_least(owner, "kv_block_bytes", self.kv_block_bytes, 0)
+        _at_least(owner, "swap_reserve_min_percent", self.swap_reserve_min_percent, 0)
+        _at_least(owner, "swap_reserve_max_percent", self.swap_reserve_max_percent, self.swap_reserve_min_percent)
+        if self.swap_reserve_max_percent > MAX_RESERVE_PERCENT:
+            raise ValueError(f"{owner}.swap_reserve_max_percent must be at most {MAX_RESERVE_PERCENT}")
+        _at_least(owner, "swap_min_batches", self.swap_min_batches, 0)
 
     def _check_classes(self) -> None:
         names = [name for name, _ in self.service_classes]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fastserve_scheduler.core.batch import Pick
-from fastserve_scheduler.core.commands import PlanItem, RunIteration
+from fastserve_scheduler.core.commands import PlanItem, RunIteration, SwapOp
 from fastserve_scheduler.core.job import Job
 
 
@@ -18,10 +18,10 @@ class Flight:
     decode_context_tokens: int
 
     @classmethod
-    def of(cls, picks: list[Pick], seq: int, epoch: int) -> "Flight":
+    def of(cls, picks: list[Pick], swaps: tuple[SwapOp, ...], seq: int, epoch: int) -> "Flight":
         decodes = [pick.job for pick in picks if pick.job.is_decode]
         return cls(
-            plan=RunIteration(seq, epoch, tuple(_item(pick.job, pick.num_tokens) for pick in picks)),
+            plan=RunIteration(seq, epoch, tuple(_item(pick.job, pick.num_tokens) for pick in picks), swaps),
             jobs=tuple(pick.job for pick in picks),
             prompt_tokens=sum(pick.num_tokens for pick in picks) - len(decodes),
             num_decodes=len(decodes),

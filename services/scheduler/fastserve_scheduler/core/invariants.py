@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastserve_scheduler.core.commands import SwapDirection
 from fastserve_scheduler.core.job import Job
+from fastserve_scheduler.core.kv_state import KvState
 
 if TYPE_CHECKING:
     from fastserve_scheduler.core.scheduler import SchedulerCore
@@ -17,6 +19,8 @@ class InvariantViolation(AssertionError):
 def check(core: SchedulerCore) -> None:
     _check_places(core)
     _check_blocks(core)
+    _check_host(core)
+    _check_swaps(core)
     _check_plans(core)
     _check_counts(core)
     _check_progress(core)
@@ -31,7 +35,7 @@ def _require(holds: bool, what: str, core: SchedulerCore, job: Job | None = None
 def _check_places(core: SchedulerCore) -> None:
     """Each job is either in flight in one plan, or in line once, under its present rank."""
     flying = [job for flight in core.flights.values() for job in flight.jobs]
-    waiting = [*core.line.ready, *core.line.absent]
+    waiting = core.line.jobs()
     placed = sorted(job.job_id for job in [*flying, *waiting])
     _require(placed == sorted(core.jobs), f"jobs {sorted(core.jobs)} are in places of {placed}", core)
     for job in core.jobs.values():
@@ -40,7 +44,7 @@ def _check_places(core: SchedulerCore) -> None:
         _require(not job.in_flight, "in line and in flight", core, job)
         _require(not job.aborted, "aborted, but waits", core, job)
         _require(job.rank == core.order.rank(job), "in line under an old rank", core, job)
-    for jobs in (core.line.ready, core.line.absent):
+    for jobs in (core.line.ready, core.line.absent, core.line.hosted, core.line.moving):
         ranks = [job.rank for job in jobs]
         _require(ranks == sorted(ranks), "the line is out of order", core)
     on_clock = sorted(job.job_id for job in core.clock.jobs())
@@ -48,16 +52,62 @@ def _check_places(core: SchedulerCore) -> None:
 
 
 def _check_blocks(core: SchedulerCore) -> None:
-    """Every block is free or owned by one job; residents are what `ready` says."""
-    owned = [block_id for job in core.jobs.values() for block_id in job.table.block_ids]
+    """Every block is free or owned by one job, or by a swap whose job is gone."""
+    ended = [swap.job for swap in core.tiers.swaps.all() if swap.job.aborted]
+    owned = [block_id for job in [*core.jobs.values(), *ended] for block_id in job.table.block_ids]
     every = sorted([*owned, *core.pool.free_ids()])
     _require(every == list(range(core.pool.num_blocks)), f"blocks lost or doubled: {every}", core)
     for job in core.jobs.values():
-        capacity = len(job.table) * core.pool.block_size
-        _require(job.computed <= capacity, "has more KV than blocks", core, job)
         _require(job.computed <= job.known_tokens, "has KV of tokens not known", core, job)
-    _require(all(job.resident for job in core.line.ready), "ready without KV", core)
-    _require(not any(job.resident for job in core.line.absent), "absent with KV", core)
+        room = len(job.table) * core.pool.block_size
+        match job.kv:
+            case KvState.DEVICE | KvState.INCOMING:
+                _require(job.computed <= room, "has more KV than blocks", core, job)
+            case KvState.OUTGOING:
+                _require(room > 0, "leaves without blocks", core, job)
+            case KvState.ABSENT:
+                _require(room == 0 and job.computed == 0, "absent with KV", core, job)
+            case KvState.HOST:
+                _require(room == 0 and job.computed > 0, "on the host and on the device", core, job)
+
+
+def _check_host(core: SchedulerCore) -> None:
+    """Every granted slot is free, holds a block of one job, or is being written by one swap."""
+    tiers, size = core.tiers, core.pool.block_size
+    swaps = tiers.swaps.all()
+    ended = [swap.job for swap in swaps if swap.job.aborted]
+    held = [slot for job in [*core.jobs.values(), *ended] for slot in job.host.slots]
+    for swap in swaps:
+        if swap.op.direction is SwapDirection.OUT and not swap.void:
+            held += swap.op.host_slots
+    every = sorted([*held, *tiers.host.free_slots()])
+    _require(every == sorted(tiers.host.all_slots()), f"host slots lost or doubled: {every}", core)
+    for job in core.jobs.values():
+        copied = job.host.num_tokens
+        _require(len(job.host.slots) == -(-copied // size), "has a host copy of another size", core, job)
+        if job.kv is KvState.HOST:
+            _require(copied == job.computed, "is on the host in part", core, job)
+        if job.kv in (KvState.DEVICE, KvState.OUTGOING):
+            _require(copied % size == 0 and copied <= job.computed, "has a stale host copy", core, job)
+    clean = [job.job_id for job in tiers.clean_jobs()]
+    kept = [job.job_id for job in core.jobs.values() if job.resident and job.host.slots]
+    _require(sorted(clean) == sorted(kept), f"host copies of {kept} are known of {clean}", core)
+
+
+def _check_swaps(core: SchedulerCore) -> None:
+    """Who is on the way is in one swap, and is not in a batch; nothing is ordered and not sent."""
+    tiers = core.tiers
+    moving = sorted(job.job_id for job in core.line.moving)
+    swapped = sorted(swap.job.job_id for swap in tiers.swaps.all() if not swap.job.aborted)
+    _require(moving == swapped, f"{moving} move, swaps are of {swapped}", core)
+    _require(not tiers.swaps.unsent(), "a swap was ordered and not sent", core)
+    for flight in core.flights.values():
+        _require(all(job.resident for job in flight.jobs), "KV is away of a job in flight", core)
+    for direction in SwapDirection:
+        ops = [swap.op for swap in tiers.swaps.all() if swap.op.direction is direction]
+        blocks = sum(len(op.device_blocks) for op in ops)
+        counted = (tiers.swaps.count[direction], tiers.swaps.blocks[direction])
+        _require(counted == (len(ops), blocks), f"count of swaps {direction}", core)
 
 
 def _check_plans(core: SchedulerCore) -> None:
@@ -79,7 +129,7 @@ def _check_plans(core: SchedulerCore) -> None:
 def _check_counts(core: SchedulerCore) -> None:
     flying = sum(len(flight.jobs) for flight in core.flights.values())
     _require(core.num_flying == flying, "count of jobs in flight", core)
-    waiting = [*core.line.ready, *core.line.absent]
+    waiting = core.line.jobs()
     tokens = sum(job.prompt_tokens for job in waiting)
     _require(core.waiting_prompt_tokens == tokens, "count of waiting prompt tokens", core)
     decodes = sum(job.is_decode for job in core.line.ready)
@@ -93,6 +143,6 @@ def _check_counts(core: SchedulerCore) -> None:
 
 
 def _check_progress(core: SchedulerCore) -> None:
-    """Work exists, every stage is up: something is in flight."""
-    stuck = core.stages_up and core.jobs and not core.flights
+    """Work exists, every stage is up: something is in flight, or on its way between the tiers."""
+    stuck = core.stages_up and core.jobs and not core.flights and not core.tiers.swaps
     _require(not stuck, f"{len(core.jobs)} jobs wait and nothing runs", core)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from fastserve_scheduler.core.blocks import BlockTable
+from fastserve_scheduler.core.host import HostCopy
+from fastserve_scheduler.core.kv_state import KvState
 
 Rank = tuple[int, ...]
 """A place in the order: smaller runs first. The last number is unique; all before it equal means a tie."""
@@ -22,11 +24,19 @@ class Job:
     arrived_ns: int
     #: Output tokens so far, those of an earlier life included.
     generated: int
-    #: Tokens whose KV is on the device: positions 0 .. computed-1.
+    #: Tokens whose KV is computed and not lost, wherever `kv` says it is: positions 0 .. computed-1.
     computed: int = 0
     #: The most `computed` ever was: work below it is done a second time.
     high_water: int = 0
     table: BlockTable = field(default_factory=BlockTable)
+    # Written by the tiers alone.
+    kv: KvState = KvState.ABSENT
+    host: HostCopy = field(default_factory=HostCopy)
+    #: Was swapped in and has not run since.
+    fresh: bool = False
+    #: When ENST promised, on its way out, that it would run next; 0: nobody did.
+    promised_ns: int = 0
+
     #: Number of the plan it is in.
     seq: int = NOT_IN_FLIGHT
     aborted: bool = False
@@ -43,6 +53,8 @@ class Job:
     #: Served before all queues until its next token.
     ticket: bool = False
     rank: Rank = ()
+    #: (when it starves, job_id): its place in the deadline index while it is in line.
+    deadline: Rank = ()
 
     # Written by the wait clock alone.
     ran_ns: int = 0
@@ -64,8 +76,13 @@ class Job:
 
     @property
     def resident(self) -> bool:
-        """Owns device blocks."""
-        return bool(self.table.block_ids)
+        """Its KV is on the device and can be used."""
+        return self.kv is KvState.DEVICE
+
+    @property
+    def away(self) -> bool:
+        """Its KV is on the host or on its way: it can run when that is back."""
+        return self.kv is not KvState.DEVICE and self.kv is not KvState.ABSENT
 
     @property
     def in_flight(self) -> bool:

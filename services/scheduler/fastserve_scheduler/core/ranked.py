@@ -4,7 +4,8 @@ A walk holds no iterator: it asks for the job after a rank, so evicting or addin
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from fastserve_scheduler.core.job import Job, Rank
 
@@ -15,10 +16,15 @@ FIRST: Rank = ()
 """Below every rank."""
 
 
+_BY_RANK: Callable[[Job], Rank] = attrgetter("rank")
+_BY_DEADLINE: Callable[[Job], Rank] = attrgetter("deadline")
+
+
 class RankedJobs:
     """Every job once, under the rank it had when it was added."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: Callable[[Job], Rank] = _BY_RANK) -> None:
+        self._key = key
         self._runs: list[list[Rank]] = []
         self._lasts: list[Rank] = []
         self._jobs: dict[Rank, Job] = {}
@@ -30,10 +36,14 @@ class RankedJobs:
         return (self._jobs[rank] for run in self._runs for rank in run)
 
     def __contains__(self, job: Job) -> bool:
-        return self._jobs.get(job.rank) is job
+        return self._jobs.get(self._key(job)) is job
+
+    def place(self, job: Job) -> Rank:
+        """What the job is kept under here."""
+        return self._key(job)
 
     def add(self, job: Job) -> None:
-        rank = job.rank
+        rank = self._key(job)
         if rank in self._jobs:
             raise ValueError(f"rank {rank} is taken")
         self._jobs[rank] = job
@@ -51,7 +61,7 @@ class RankedJobs:
 
     def remove(self, job: Job) -> None:
         """Raises KeyError when the job is not here under its present rank."""
-        rank = job.rank
+        rank = self._key(job)
         del self._jobs[rank]
         index = bisect_left(self._lasts, rank)
         run = self._runs[index]
@@ -81,3 +91,8 @@ class RankedJobs:
 
     def last(self) -> Job | None:
         return self._jobs[self._lasts[-1]] if self._lasts else None
+
+
+def by_deadline() -> RankedJobs:
+    """Ordered by when they starve."""
+    return RankedJobs(_BY_DEADLINE)

@@ -1,14 +1,18 @@
 """The scheduler: `handle(event, now_ns) -> commands` is the only way in. Same events, same commands, always.
 
 This module moves jobs between their states; everything it decides is asked of the parts: the order (`policies/`),
-the KV policy (`kv/`), the batch former, the door, the wait clock.
+the KV policy (`kv/`), the batch former, the door, the rescue. KV changes hands in the tiers.
 """
 
 from fastserve_scheduler.core.admission import Door
+from fastserve_scheduler.core.appetite import Appetite
 from fastserve_scheduler.core.batch import Batch, BatchFormer, Pick, Shortage
 from fastserve_scheduler.core.blocks import BlockPool
 from fastserve_scheduler.core.commands import Command, FinishJob, FinishReason, PlanItem, RaiseEpoch, RunIteration
 from fastserve_scheduler.core.config import CoreConfig
+from fastserve_scheduler.core.deadlines import DeadlineIndex
+from fastserve_scheduler.core.due_clock import DueClock
+from fastserve_scheduler.core.enst import Enst, EnstErrors
 from fastserve_scheduler.core.events import (
     Event,
     HostSlotsGranted,
@@ -24,19 +28,19 @@ from fastserve_scheduler.core.events import (
 )
 from fastserve_scheduler.core.flight import Flight
 from fastserve_scheduler.core.history import Happening, History, Moment
-from fastserve_scheduler.core.host import HostSlots
 from fastserve_scheduler.core.invariants import check
 from fastserve_scheduler.core.job import NOT_IN_FLIGHT, Job
-from fastserve_scheduler.core.kv import KV_POLICIES
+from fastserve_scheduler.core.kv import KV_POLICIES, Surroundings
 from fastserve_scheduler.core.line import Line
+from fastserve_scheduler.core.link import Link
 from fastserve_scheduler.core.policies import POLICIES
 from fastserve_scheduler.core.prediction import Predictor
 from fastserve_scheduler.core.profile import Profile
+from fastserve_scheduler.core.ranking import EnstRanking, OrderRanking
+from fastserve_scheduler.core.rescue import Rescue
 from fastserve_scheduler.core.snapshot import Counters, Snapshot, take
+from fastserve_scheduler.core.tiers import Tiers
 from fastserve_scheduler.core.wait_clock import WaitClock
-
-MAX_LIFTS_PER_STEP = 64
-"""Starving jobs looked at in one step, so that a step stays short when many become due at once."""
 
 
 class SchedulerCore:
@@ -53,17 +57,25 @@ class SchedulerCore:
         self.epoch = 0
         self.counters = Counters()
         self.predictor = Predictor(profile)
-        self.pool = BlockPool(config.block_size)
-        self.host = HostSlots()
         self.order = POLICIES[config.policy](config.mlfq, self.predictor, config.max_model_len)
-        self.line = Line(self.order)
         self.clock = WaitClock(config.mlfq.alpha_ns, config.service_classes)
+        self.enst = Enst(config, self.order, self.clock)
+        self.enst_errors = EnstErrors()
+        deadlines = DeadlineIndex(self.clock) if config.kv_ranking == "enst" and self.enst.known else None
+        self.line = Line(self.order, deadlines)
+        self.pool = BlockPool(config.block_size)
+        self._history = History()
+        link = Link(config.kv_block_bytes, profile.min_decode_ns)
+        self.tiers = Tiers(self.pool, self.line, self._history, link, self.enst, config.num_stages)
+        self.rescue = Rescue(self.order, self.clock, self.tiers, self._record)
+        self.due_clock = DueClock()
         self.num_flying = 0
         self.waiting_prompt_tokens = 0
-        self._kv = KV_POLICIES[config.kv_policy]()
-        self._former = BatchFormer(config, self.order, self.line, self.pool, self._kv)
+        self._appetite = Appetite(config)
+        ranking = OrderRanking(self.line) if deadlines is None else EnstRanking(self.enst, deadlines)
+        kv = KV_POLICIES[config.kv_policy](Surroundings(config, self.line, self.tiers, ranking, self._appetite))
+        self._former = BatchFormer(config, self.order, self.line, self.tiers, kv)
         self._door = Door(config, self.pool, self.predictor)
-        self._history = History()
         self._stage_blocks: dict[int, int] = {}
         self._was_ready = False
         self._next_seq = 0
@@ -75,7 +87,7 @@ class SchedulerCore:
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take note of the event and say what to do. Time that runs backwards is taken to stand still."""
-        self._now_ns = max(self._now_ns, now_ns)
+        self._now_ns = self.tiers.now_ns = max(self._now_ns, now_ns)
         out: list[Command] = []
         settled: list[Job] = []
         match event:
@@ -98,7 +110,7 @@ class SchedulerCore:
                 pass
         if self.stages_up:
             self._step(settled, out)
-        return out
+        return out + self.tiers.say()
 
     def check(self) -> None:
         """Prove the invariants; raises InvariantViolation with the story of the job at fault."""
@@ -138,6 +150,7 @@ class SchedulerCore:
         self.jobs[job.job_id] = job
         self.order.join(job)
         self._record(job, Happening.ARRIVED, job.level)
+        self._appetite.arrived(self.pool.blocks_for(job.known_tokens))
         if job.generated >= job.max_output_tokens:
             self._finish(job, FinishReason.LENGTH, out)
         else:
@@ -161,6 +174,8 @@ class SchedulerCore:
             return []
         flight = self.flights.pop(event.seq)
         self.predictor.observe(flight.prompt_tokens, flight.num_decodes, flight.decode_context_tokens, event.compute_ns)
+        if flight.jobs:
+            self.tiers.link.observe_iteration(event.compute_ns)
         stopped = frozenset(event.stopped)
         settled = []
         for item, job in zip(flight.plan.items, flight.jobs, strict=True):
@@ -186,7 +201,7 @@ class SchedulerCore:
             return
         self._was_ready = True
         self.pool.resize(min(self._stage_blocks.values()))
-        self.clock.restart_all(self._now_ns)
+        self._restart_clocks()
         for job in tuple(self.jobs.values()):
             self._fit_into_pool(job, out)
 
@@ -204,26 +219,34 @@ class SchedulerCore:
                 self._finish(job, FinishReason.ABORTED, out)
             else:
                 self._wait(job)
-        for job in tuple(self.line.ready):
+        self.tiers.stages_fell(self.epoch)
+
+    def _restart_clocks(self) -> None:
+        """After an outage: nobody was passed over while nothing could run. Deadlines change out of line only."""
+        waiting = self.line.jobs()
+        for job in waiting:
             self.line.take(job)
-            self._drop_kv(job)
-            self._record(job, Happening.LOST_STAGE, self.epoch)
+        self.rescue.restart_all(self._now_ns)
+        for job in waiting:
             self.line.put(job)
 
     def _host_event(self, event: HostSlotsGranted | HostStoreDown | SwapDone) -> None:
         match event:
             case HostSlotsGranted(slots):
-                self.host.grant(slots)
+                self.tiers.host.grant(slots)
             case HostStoreDown():
-                self.host.void()
+                self.tiers.host_fell()
             case SwapDone():
-                pass  # of an earlier epoch: no KV policy of this table swaps
+                if not 0 <= event.stage < self.config.num_stages:
+                    raise ValueError(f"stage {event.stage} cannot have swapped, of {self.config.num_stages} stages")
+                if event.epoch == self.epoch:
+                    self.tiers.landed(event)
 
     # ---- states of a job
 
     def _wait(self, job: Job) -> None:
-        self.line.put(job)
         self.clock.start(job, self._now_ns)
+        self.line.put(job)
         self.waiting_prompt_tokens += job.prompt_tokens
 
     def _unwait(self, job: Job) -> None:
@@ -255,7 +278,7 @@ class SchedulerCore:
                 return FinishReason.LENGTH
         thrown_away = job.discarding and job.pending_tokens == 0
         if thrown_away:
-            self._drop_kv(job)
+            self.tiers.forget(job)
             self._record(job, Happening.DISCARDED, job.level)
         level = job.level
         self.order.ran(job, compute_ns, turn_over=item.sample or thrown_away)
@@ -264,17 +287,14 @@ class SchedulerCore:
         return None
 
     def _finish(self, job: Job, reason: FinishReason, out: list[Command]) -> None:
-        """End a job that is neither in line nor in flight."""
+        """End a job that is neither in line nor in flight. What is being copied is freed when it has landed."""
         self.order.leave(job)
-        self.pool.release(job.table)
+        job.aborted = True
+        self.tiers.forget(job)
         del self.jobs[job.job_id]
         self.counters.finished += 1
         self._record(job, Happening.FINISHED, job.generated)
         out.append(FinishJob(job.job_id, reason))
-
-    def _drop_kv(self, job: Job) -> None:
-        self.pool.release(job.table)
-        job.computed, job.discarding = 0, False
 
     def _fit_into_pool(self, job: Job, out: list[Command]) -> None:
         """A pool that came back smaller may not hold the longest answer any more: cut the answer, not the service."""
@@ -292,32 +312,23 @@ class SchedulerCore:
     def _step(self, settled: list[Job], out: list[Command]) -> None:
         """Rescue who starves, then fill the pipeline."""
         if self.order.rescues:
-            self._lift_starving()
+            self.rescue.step(self._now_ns)
         batch = Batch()
         while len(self.flights) < self.config.num_stages:
             batch = self._former.form(self.num_flying)
-            self._note_evictions(batch)
+            self._note_victims(batch)
+            if batch.picks or self.tiers.swaps.unsent():
+                plan = self._launch(batch.picks)
+                out += [*self.tiers.say(), plan]
             if not batch.picks:
                 break
-            out.append(self._launch(batch.picks))
         for job in settled:
             if not job.in_flight and job.resident:
                 self.counters.preemptions[batch.shortage_of(job)] += 1
 
-    def _lift_starving(self) -> None:
-        for job in self.clock.starving(self._now_ns, MAX_LIFTS_PER_STEP):
-            self.line.take(job)
-            if self.order.lift(job):
-                self.counters.tickets += 1
-                self._record(job, Happening.TICKET, job.level)
-            else:
-                self.clock.restart(job, self._now_ns)
-                self.counters.promotions += 1
-                self._record(job, Happening.PROMOTED, job.level)
-            self.line.put(job)
-
-    def _note_evictions(self, batch: Batch) -> None:
-        for victim, requester in batch.evicted:
+    def _note_victims(self, batch: Batch) -> None:
+        self.due_clock.note(batch.due, self._now_ns)
+        for victim, requester in batch.gave_way:
             self.counters.preemptions[Shortage.BLOCKS] += 1
             self._record(victim, Happening.EVICTED, requester.job_id)
 
@@ -331,13 +342,21 @@ class SchedulerCore:
                 self._record(job, Happening.PREFILL, seq)
                 again = min(job.high_water, job.computed + pick.num_tokens) - job.computed
                 self.counters.recomputed_tokens += max(0, again)
-            job.seq = seq
+            job.seq, job.fresh = seq, False
+            if job.promised_ns:
+                self.enst_errors.observe(self._now_ns - job.promised_ns)
+                job.promised_ns = 0
             self._leave_clock(job)
         self.num_flying += len(picks)
-        self.counters.iterations += 1
-        flight = Flight.of(picks, seq, self.epoch)
+        self.counters.iterations += bool(picks)
+        flight = Flight.of(picks, self.tiers.swaps.depart(), seq, self.epoch)
         self.flights[seq] = flight
+        if picks:
+            self._appetite.launched(self._flying_blocks())
         return flight.plan
+
+    def _flying_blocks(self) -> int:
+        return sum(len(job.table) for flight in self.flights.values() for job in flight.jobs)
 
     def _record(self, job: Job, happening: Happening, detail: int) -> None:
         self._history.record(self._now_ns, job.job_id, happening, detail)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastserve_scheduler.core.batch import Shortage
+from fastserve_scheduler.core.commands import SwapDirection
 from fastserve_scheduler.core.prediction import ONE
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ class Counters:
     accepted: int = 0
     rejected: int = 0
     finished: int = 0
-    promotions: int = 0
-    tickets: int = 0
     generated_tokens: int = 0
     #: Tokens computed a second time because their KV was given up or lost.
     recomputed_tokens: int = 0
@@ -33,6 +32,36 @@ class Counters:
 class LevelCount:
     waiting: int
     running: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapSnapshot:
+    """KV on its way to the host and back. Totals are since the core was made."""
+
+    #: Jobs whose KV is on the host alone.
+    swapped: int
+    host_slots_free: int
+    host_slots_total: int
+    #: Swaps under way.
+    in_flight_out: int
+    in_flight_in: int
+    #: Device blocks that become free when what is on its way out has landed.
+    blocks_leaving: int
+    #: Swaps that landed, in whatever way, and the bytes they moved, all stages together.
+    swaps_out: int
+    swaps_in: int
+    bytes_out: int
+    bytes_in: int
+    failed: int
+    #: Blocks that left without being copied: the host had them already.
+    clean_blocks_reused: int
+    #: Times a starving job on the host had to wait for the link's share before it was promoted.
+    promotions_put_off: int
+    #: Sum over jobs of the time they waited only for their KV.
+    blocked_ns: int
+    #: When swapped jobs ran again minus when ENST expected it: counts by `enst.ERROR_BOUNDS_NS`, one more at the end.
+    enst_error_counts: tuple[int, ...]
+    enst_error_sum_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +94,7 @@ class Snapshot:
     longest_wait_ns: int
     #: Observed over predicted time of first iterations.
     prefill_correction: float
+    swap: SwapSnapshot
 
 
 def take(core: SchedulerCore, ready: bool, now_ns: int) -> Snapshot:
@@ -95,11 +125,35 @@ def take(core: SchedulerCore, ready: bool, now_ns: int) -> Snapshot:
         preemptions_slots=counters.preemptions[Shortage.SLOTS],
         preemptions_tokens=counters.preemptions[Shortage.TOKENS],
         preemptions_blocks=counters.preemptions[Shortage.BLOCKS],
-        promotions=counters.promotions,
-        tickets=counters.tickets,
+        promotions=core.rescue.promotions,
+        tickets=core.rescue.tickets,
         demotions=core.order.demotions(),
         generated_tokens=counters.generated_tokens,
         recomputed_tokens=counters.recomputed_tokens,
         longest_wait_ns=core.clock.longest_wait_ns(now_ns),
         prefill_correction=core.predictor.correction / ONE,
+        swap=_swap(core),
+    )
+
+
+def _swap(core: SchedulerCore) -> SwapSnapshot:
+    tiers = core.tiers
+    out, in_ = SwapDirection.OUT, SwapDirection.IN
+    return SwapSnapshot(
+        swapped=len(core.line.hosted),
+        host_slots_free=tiers.host.num_free,
+        host_slots_total=tiers.host.num_slots,
+        in_flight_out=tiers.swaps.count[out],
+        in_flight_in=tiers.swaps.count[in_],
+        blocks_leaving=tiers.swaps.blocks[out],
+        swaps_out=tiers.counters.swaps[out],
+        swaps_in=tiers.counters.swaps[in_],
+        bytes_out=tiers.counters.num_bytes[out],
+        bytes_in=tiers.counters.num_bytes[in_],
+        failed=tiers.counters.failed,
+        clean_blocks_reused=tiers.counters.clean_blocks_reused,
+        promotions_put_off=core.rescue.put_off,
+        blocked_ns=core.due_clock.blocked_ns,
+        enst_error_counts=tuple(core.enst_errors.counts),
+        enst_error_sum_ns=core.enst_errors.sum_ns,
     )

@@ -19,6 +19,13 @@ class WaitClock:
     def alpha_ns(self, service_class: str) -> int:
         return self._alpha_ns.get(service_class, self._alpha_ns[""])
 
+    def deadline_ns(self, job: Job) -> int:
+        """When the job starves; a job with a ticket does already."""
+        return 0 if job.ticket else job.clock_ns + self.alpha_ns(job.service_class)
+
+    def waits(self, job: Job) -> bool:
+        return self._pending.get(job.job_id) is job
+
     def class_of(self, name: str) -> str:
         """The class a job is held to: the one it names, or the default where nobody set it up."""
         return name if name in self._alpha_ns else ""

@@ -3,10 +3,8 @@
 With less than that two half-grown jobs could wait for each other's blocks for ever.
 """
 
-from fastserve_scheduler.core.blocks import BlockPool
 from fastserve_scheduler.core.job import Job
 from fastserve_scheduler.core.kv.policy import KvPolicy
-from fastserve_scheduler.core.ranked import RankedJobs
 
 
 class Defer(KvPolicy):
@@ -15,5 +13,5 @@ class Defer(KvPolicy):
     def tokens_to_hold(self, job: Job, num_tokens: int) -> int:
         return job.prompt_tokens + job.max_output_tokens
 
-    def victims(self, requester: Job, num_blocks: int, idle: RankedJobs, pool: BlockPool) -> list[Job] | None:
-        return [] if num_blocks <= pool.num_free else None
+    def victims(self, requester: Job, shortfall: int) -> list[Job] | None:
+        return None

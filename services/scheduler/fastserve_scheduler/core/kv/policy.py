@@ -1,36 +1,60 @@
 """What a KV policy decides: how much a job must own before it runs, and who gives way when blocks are short.
 
-It decides, the batch former does. A policy that moves KV to host memory adds orders of its own to the plan; a block on
-its way out stays owned until the move is reported done, which is why only `BlockPool.release` makes a block free.
+It decides; the batch former and the tiers do. A victim is swapped out where the host has room for it and loses its
+KV where not; a block on its way out stays owned until every stage has reported the copy, which is why only
+`BlockPool.release` and `keep` make a block free.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
-from fastserve_scheduler.core.blocks import BlockPool
+from fastserve_scheduler.core.appetite import Appetite
+from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.job import Job
-from fastserve_scheduler.core.ranked import RankedJobs
+from fastserve_scheduler.core.line import Line
+from fastserve_scheduler.core.ranking import Ranking
+from fastserve_scheduler.core.tiers import Tiers
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a policy looks at."""
+
+    config: CoreConfig
+    line: Line
+    tiers: Tiers
+    ranking: Ranking
+    appetite: Appetite
 
 
 class KvPolicy(ABC):
     #: Some job may lose its blocks to another.
     evicts: bool
 
+    def __init__(self, around: Surroundings) -> None:
+        self._line, self._tiers, self._ranking = around.line, around.tiers, around.ranking
+        self._appetite, self._config = around.appetite, around.config
+
     @abstractmethod
     def tokens_to_hold(self, job: Job, num_tokens: int) -> int:
         """How many tokens the job's blocks must hold before its next `num_tokens` tokens are computed."""
 
     @abstractmethod
-    def victims(self, requester: Job, num_blocks: int, idle: RankedJobs, pool: BlockPool) -> list[Job] | None:
-        """Who must give way so that `num_blocks` are free; None when that cannot be had. Changes nothing.
+    def victims(self, requester: Job, shortfall: int) -> list[Job] | None:
+        """Idle jobs that must give way so that `shortfall` more blocks become free; None when that cannot be had.
 
-        `idle`: the resident jobs that are neither in flight nor in the batch being formed.
+        Changes nothing. A victim is neither in flight nor in the batch being formed: those are out of line.
         """
+
+    def look_ahead(self, claimed: int, running: int) -> None:  # noqa: B027 - only proactive swapping looks ahead
+        """Move jobs that no batch needs now. `claimed`: blocks that jobs in the order wait for already; `running`:
+        jobs in flight and in the batch just formed."""
 
 
 def gives_way(victim: Job, requester: Job) -> bool:
-    """A victim ranks strictly behind the requester, and not only by the tie-breaker when the requester has no KV.
+    """A victim ranks strictly behind the requester, and not only by the tie-breaker when the requester has no KV here.
 
-    So of two jobs of one level the one whose work is already done keeps it.
+    So of two jobs of one level the one whose KV is on the device keeps it.
     """
     if requester.resident:
         return victim.rank > requester.rank
