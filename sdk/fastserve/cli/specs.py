@@ -80,6 +80,7 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
         *_common(settings, state_url),
         f"--model-dir={model.model_dir}",
         f"--num-stages={settings.stages}",
+        f"--node={NODE}",
         *_given(settings, "device", "dtype", "linear", "threads", "kv_memory", "block_size", "max_model_len"),
         *(_fake(settings, model) if settings.fake else []),
     ]
@@ -137,7 +138,7 @@ def gateway(settings: ServeSettings, state_url: str, model: Model, *, port: int,
         f"--host={settings.host}",
         f"--port={port}",
         f"--grpc-port={grpc_port}",
-        *_given(settings, "max_model_len", "drain_timeout"),
+        *_given(settings, "max_model_len", "seed", "drain_timeout"),
     ]
     # Not on the command line, where every user of the machine could read them.
     secrets = {f"{ENV_PREFIX}API_KEY": ",".join(settings.api_key)} if settings.api_key else {}

@@ -97,6 +97,20 @@ async def test_a_plan_waits_for_the_blocks_that_it_computes_with_and_for_no_othe
         assert all(server.stage is not None and server.stage.copier.blocked_ns > 0 for server in servers)
 
 
+async def test_a_job_that_gets_a_block_while_an_old_copy_still_writes_it_waits_too() -> None:
+    """As when the host store falls: its swaps are void for the scheduler, the copies are still under way."""
+    options = FakeOptions(swap_delays_ns={1: 200 * MS})
+    async with swapping_fakes(2, num_host_slots=8, options=options) as (swapper, _):
+        heir = swapper.pipeline.job(PROMPT, 3)
+        await swapper.send([], swapper.op(IN, 99, heir.table, [0, 1, 2]))
+        await swapper.send([heir.item()])
+        heard = await Heard().until(swapper.pipeline.last, 2, 1)
+        assert int.from_bytes(heard.iterations[1].token_ids, "little") == fake_answer(PROMPT, 1)[0]
+        await Heard().until(swapper.pipeline.first, 2, 1)
+        heir.computed, heir.output = len(PROMPT), fake_answer(PROMPT, 1)
+        assert await swapper.pipeline.generate([heir], 3) == [fake_answer(PROMPT, 3)]
+
+
 async def test_both_directions_are_under_way_at_once() -> None:
     async with swapping_fakes(1, num_host_slots=8) as (swapper, (server,)):
         assert server.stage is not None
