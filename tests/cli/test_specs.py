@@ -44,6 +44,7 @@ EVERYTHING = ServeSettings(
     grpc_port=9005,
     api_key=("secret-1", "secret-2"),
     served_model_name=("a", "b"),
+    seed=11,
     max_num_batched_tokens=1024,
     prefill_chunk_tokens=256,
     host_kv_memory=2**30,
@@ -110,6 +111,7 @@ def test_what_is_set_arrives() -> None:
     assert isinstance(gateway, GatewaySettings)
     assert (gateway.host, gateway.port, gateway.grpc_port, gateway.max_model_len) == ("127.0.0.1", 9000, 9005, 512)
     assert (gateway.served_model_name, gateway.model_root, gateway.drain_timeout) == (("a", "b"), "m", 5.0)
+    assert gateway.seed == 11
     kvstore = parsed(by_name["kvstore"])
     assert isinstance(kvstore, KvStoreSettings)
     assert (kvstore.host_kv_memory, kvstore.metrics_listen) == (2**30, "127.0.0.1:9101")

@@ -88,6 +88,17 @@ async def test_answers_of_n_differ_by_seed_and_repeat_with_it(tmp_path: Path) ->
         assert one != two, "without a seed answers differ"
 
 
+async def test_a_seeded_gateway_repeats_the_seeds_it_draws(tmp_path: Path) -> None:
+    drawn = []
+    for folder in ("a", "b"):
+        async with rig(tmp_path / folder, seed=7) as r:
+            await r.complete()
+            await r.complete()
+            drawn.append([job.submit.sampling.seed for job in r.fake.jobs])
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 2
+
+
 async def test_everything_reaches_the_scheduler(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         body = {
@@ -123,10 +134,10 @@ async def test_logprobs_of_completions(tmp_path: Path) -> None:
     script = Script(ids=[*ids_of("a\u4f60"), END], logprobs=logprobs_of)
     async with rig(tmp_path, script) as r:
         choice = (await r.complete(logprobs=2)).json()["choices"][0]
-        assert choice["logprobs"]["tokens"] == ["a", "\ufffd", "\ufffd", "\ufffd", "<|end|>"]
+        assert choice["logprobs"]["tokens"] == ["a", r"bytes:\xe4", r"bytes:\xbd", r"bytes:\xa0", "<|end|>"]
         assert choice["logprobs"]["text_offset"] == [0, 1, 1, 1, 2]
         assert choice["logprobs"]["token_logprobs"] == [-0.5] * 5
-        assert choice["logprobs"]["top_logprobs"][0] == {"a": -0.5, "\ufffd": -1.0, "B": -1.5}
+        assert choice["logprobs"]["top_logprobs"][0] == {"a": -0.5, r"bytes:\xe4": -1.0, "B": -1.5}
         events = await r.stream(prompt="x", logprobs=2)
         tokens = [t for e in events if e["choices"][0]["logprobs"] for t in e["choices"][0]["logprobs"]["tokens"]]
         assert tokens == choice["logprobs"]["tokens"]

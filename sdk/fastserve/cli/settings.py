@@ -79,6 +79,10 @@ class ServeSettings(EngineSettings):
     )
     served_model_name: tuple[str, ...] = Field((), description="name in the API (default: the model); repeatable")
 
+    seed: int | None = Field(
+        None, description="makes answers to requests without a seed repeatable, in order of arrival"
+    )
+
     max_num_batched_tokens: int | None = Field(None, ge=1, description="tokens computed together in one iteration")
     prefill_chunk_tokens: int | None = Field(None, ge=0, description="cut prompts into pieces of so many; 0: whole")
     host_kv_memory: SizeBytes = Field(GIB, description="host memory for KV of preempted requests; 0: none")

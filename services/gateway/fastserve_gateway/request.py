@@ -5,8 +5,8 @@ refuses with a sentence that names the field as the caller spelled it.
 """
 
 import math
+import random
 import re
-import secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,10 +118,14 @@ class GenerationRequest:
 
 
 class RequestBuilder:
-    def __init__(self, text: TextModel, *, model_names: Sequence[str], max_prompt_bytes: int) -> None:
+    def __init__(
+        self, text: TextModel, *, model_names: Sequence[str], max_prompt_bytes: int, seed: int | None = None
+    ) -> None:
+        """`seed`: where the seeds of requests that bring none are drawn from; None: from the system."""
         self._text = text
         self._model_names = tuple(model_names)
         self._max_prompt_bytes = max_prompt_bytes
+        self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
 
     def served_model(self, model: str | None) -> str:
         """The name to answer with. Raises ModelNotFoundError."""
@@ -172,7 +176,7 @@ class RequestBuilder:
 
     def _sampling(self, checks: Checks, fields: RequestFields) -> Sampling:
         top_k = checks.integer("top_k", fields.top_k, 0, -1, limits.UINT32_MAX)
-        seed = checks.integer("seed", fields.seed, secrets.randbits(63), limits.INT64_MIN, limits.INT64_MAX)
+        seed = checks.integer("seed", fields.seed, self._seeds.getrandbits(63), limits.INT64_MIN, limits.INT64_MAX)
         logprobs = fields.logprobs
         if logprobs is not None:
             logprobs = checks.integer("logprobs", logprobs, 0, 0, limits.MAX_LOGPROBS)

@@ -32,6 +32,9 @@ class GatewaySettings(Settings):
     max_model_len: int | None = Field(
         None, ge=1, description="prompt + answer in tokens; lowers the scheduler's limit, never raises it"
     )
+    seed: int | None = Field(
+        None, description="draw the seeds of requests that bring none from this one (default: from the system)"
+    )
     max_concurrent_requests: int = Field(
         4096, ge=1, description="answers in progress at once (n counts n); more are refused with 429"
     )

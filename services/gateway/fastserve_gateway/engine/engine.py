@@ -21,7 +21,10 @@ class Engine:
         self.text = text
         self.metrics = metrics
         self.builder = RequestBuilder(
-            text, model_names=settings.model_names, max_prompt_bytes=settings.max_prompt_bytes
+            text,
+            model_names=settings.model_names,
+            max_prompt_bytes=settings.max_prompt_bytes,
+            seed=settings.seed,
         )
         self._link = link
         self._sessions: dict[str, Session] = {}
