@@ -73,6 +73,31 @@ def test_tokens_are_counted_once_by_position() -> None:
     assert link.said == [Tokens("r", 0, ids(9).tobytes()), Tokens("r", 1, ids(8).tobytes())]
 
 
+def test_log_probabilities_go_to_those_who_asked_and_again_to_a_gateway_that_comes_back() -> None:
+    sessions, link = Sessions(), FakeLink()
+    asked = replace(SUBMIT, request_id="asked", delivered=ids(7), sampling=Sampling(b"enc", logprobs=True))
+    one, other = sessions.open(asked, link), sessions.open(SUBMIT, link)
+    assert one is not None
+    assert other is not None
+    for position in (1, 2):
+        mates = [decode(one.job_id, position), decode(other.job_id, position - 1)]
+        sessions.apply(mates, Report(1, 1, 0, 1, 1, ids(10 + position, 20), (b"of-%d" % position, b"")))
+    assert link.said[0] == Tokens("asked", 1, ids(11).tobytes(), (b"of-1",))
+    assert [message.logprobs for message in link.said if isinstance(message, Tokens)] == [
+        (b"of-1",), (), (b"of-2",), (),
+    ]  # fmt: skip
+    for delivered, expected in (
+        (ids(7, 11), Tokens("asked", 2, ids(12).tobytes(), (b"of-2",))),
+        (ids(7), Tokens("asked", 1, ids(11, 12).tobytes(), (b"of-1", b"of-2"))),
+    ):
+        again = FakeLink()
+        assert sessions.open(replace(asked, delivered=delivered), again) is None
+        assert again.said == [expected]
+    late = FakeLink()
+    assert sessions.open(replace(asked, delivered=ids()), late) is None
+    assert [type(message) for message in late.said] == [Rejected], "nobody here knows them for the first token"
+
+
 def test_items_that_do_not_sample_have_no_id_in_the_report() -> None:
     sessions, link = Sessions(), FakeLink()
     one, two = sessions.open(SUBMIT, link), sessions.open(replace(SUBMIT, request_id="s"), link)

@@ -25,6 +25,7 @@ def test_defaults_follow_the_stages() -> None:
         max_batch_tokens=2048,
         max_model_len=2048,
         mlfq=MlfqConfig(),
+        kv_block_bytes=1024,
     )
 
 
@@ -32,12 +33,13 @@ def test_every_flag_reaches_the_core() -> None:
     flags = (
         *("--num-stages", "2", "--policy", "naive-mlfq", "--alpha-ms", "0.5", "--promotion", "return"),
         *("--quantum-ratio", "3", "--num-queues", "7", "--eta", "2", "--demote-when", "used-exceeds"),
-        *("--service-class", "fast=10", "--service-class", "slow=2e3", "--kv-policy", "defer"),
+        *("--service-class", "fast=10", "--service-class", "slow=2e3", "--kv-policy", "defer", "--kv-ranking", "enst"),
         *("--max-num-seqs", "5", "--max-num-batched-tokens", "99", "--prefill-chunk-tokens", "33"),
         *("--max-model-len", "1000", "--max-num-queued-reqs", "11", "--max-num-queued-tokens", "2000"),
     )
     mlfq = MlfqConfig(ratio=3, num_levels=7, eta=2, alpha_ns=500_000, promotion="return", demote_when="used-exceeds")
-    assert load(*flags).core_config([READY]) == CoreConfig(
+    wider = replace(READY, kv_block_bytes=2048)
+    assert load(*flags).core_config([READY, wider]) == CoreConfig(
         num_stages=2,
         block_size=16,
         max_batch_size=5,
@@ -50,6 +52,8 @@ def test_every_flag_reaches_the_core() -> None:
         mlfq=mlfq,
         service_classes=(("fast", 10_000_000), ("slow", 2_000_000_000)),
         kv_policy="defer",
+        kv_ranking="enst",
+        kv_block_bytes=2048,
     )
 
 

@@ -18,9 +18,11 @@ def test_every_stage_reports_every_swap_once() -> None:
     watch = SwapWatch(2)
     watch.sent(1, 7, [_op(0), _op(1, SwapDirection.IN)], now_ns=0)
     assert watch.num_unreported == 4
-    assert watch.reported(1, 1, 5) == 7
+    reported = watch.reported(1, 1, 5)
+    assert reported is not None
+    assert (reported.epoch, reported.direction) == (7, SwapDirection.IN)
     assert watch.reported(1, 1, 6) is None
-    assert watch.reported(1, 0, 6) == 7
+    assert watch.reported(1, 0, 6) is not None
     assert watch.reported(0, 2, 6) is None, "there is no such stage"
     assert watch.reported(9, 0, 6) is None
     assert watch.num_unreported == 2

@@ -480,6 +480,11 @@ class GetStateResponse(_message.Message):
     LONGEST_WAIT_MS_FIELD_NUMBER: _builtins.int
     SWAPPED_FIELD_NUMBER: _builtins.int
     TOKENS_GENERATED_FIELD_NUMBER: _builtins.int
+    SWAPS_OUT_FIELD_NUMBER: _builtins.int
+    SWAPS_IN_FIELD_NUMBER: _builtins.int
+    SWAP_BYTES_OUT_FIELD_NUMBER: _builtins.int
+    SWAP_BYTES_IN_FIELD_NUMBER: _builtins.int
+    SWAPS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     running: _builtins.int
     waiting: _builtins.int
@@ -495,6 +500,12 @@ class GetStateResponse(_message.Message):
     longest_wait_ms: _builtins.int
     swapped: _builtins.int
     tokens_generated: _builtins.int
+    swaps_out: _builtins.int
+    """Copies between device and host that have landed, and their bytes over all stages."""
+    swaps_in: _builtins.int
+    swap_bytes_out: _builtins.int
+    swap_bytes_in: _builtins.int
+    swaps_in_flight: _builtins.int
     @_builtins.property
     def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelState]: ...
     @_builtins.property
@@ -519,10 +530,15 @@ class GetStateResponse(_message.Message):
         longest_wait_ms: _builtins.int = ...,
         swapped: _builtins.int = ...,
         tokens_generated: _builtins.int = ...,
+        swaps_out: _builtins.int = ...,
+        swaps_in: _builtins.int = ...,
+        swap_bytes_out: _builtins.int = ...,
+        swap_bytes_in: _builtins.int = ...,
+        swaps_in_flight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_in_flight", b"batches_in_flight", "demotions", b"demotions", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "iterations", b"iterations", "levels", b"levels", "longest_wait_ms", b"longest_wait_ms", "policy", b"policy", "preemptions", b"preemptions", "promotions", b"promotions", "running", b"running", "stages", b"stages", "swapped", b"swapped", "tokens_generated", b"tokens_generated", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_in_flight", b"batches_in_flight", "demotions", b"demotions", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "iterations", b"iterations", "levels", b"levels", "longest_wait_ms", b"longest_wait_ms", "policy", b"policy", "preemptions", b"preemptions", "promotions", b"promotions", "running", b"running", "stages", b"stages", "swap_bytes_in", b"swap_bytes_in", "swap_bytes_out", b"swap_bytes_out", "swapped", b"swapped", "swaps_in", b"swaps_in", "swaps_in_flight", b"swaps_in_flight", "swaps_out", b"swaps_out", "tokens_generated", b"tokens_generated", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

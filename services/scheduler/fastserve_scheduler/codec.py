@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fastserve.v1 import sampling_pb2, scheduler_pb2, stage_pb2
 from fastserve_common.packed import unpack_u32
-from fastserve_scheduler.core.snapshot import Snapshot
+from fastserve_scheduler.core.snapshot import Snapshot, SwapSnapshot
 from fastserve_scheduler.kv_messages import HostArena
 from fastserve_scheduler.messages import (
     Batch,
@@ -108,7 +108,7 @@ def _sampling_from_pb(pb: sampling_pb2.SamplingParams) -> Sampling:
     # A repetition penalty of 0 is an unset field, not a wish.
     repetition = pb.repetition_penalty not in (0.0, 1.0)
     needs_history = bool(pb.presence_penalty or pb.frequency_penalty or repetition)
-    return Sampling(pb.SerializeToString(), needs_history)
+    return Sampling(pb.SerializeToString(), needs_history, pb.HasField("logprobs"))
 
 
 # --- scheduler -> gateway
@@ -179,9 +179,18 @@ def _fill_snapshot(pb: scheduler_pb2.GetStateResponse, snapshot: Snapshot) -> No
     pb.promotions, pb.demotions = snapshot.promotions, sum(snapshot.demotions)
     pb.longest_wait_ms = snapshot.longest_wait_ns // 1_000_000
     pb.tokens_generated = snapshot.generated_tokens
+    _fill_swap_state(pb, snapshot.swap)
     for level, count in enumerate(snapshot.levels):
         quantum_ns = snapshot.quantum_ns[level] if level < len(snapshot.quantum_ns) else 0
         pb.levels.add(level=level, quantum_ns=quantum_ns, waiting=count.waiting, running=count.running)
+
+
+def _fill_swap_state(pb: scheduler_pb2.GetStateResponse, swap: SwapSnapshot) -> None:
+    pb.swapped = swap.swapped
+    pb.host_blocks_total, pb.host_blocks_free = swap.host_slots_total, swap.host_slots_free
+    pb.swaps_out, pb.swaps_in = swap.swaps_out, swap.swaps_in
+    pb.swap_bytes_out, pb.swap_bytes_in = swap.bytes_out, swap.bytes_in
+    pb.swaps_in_flight = swap.in_flight_out + swap.in_flight_in
 
 
 # --- scheduler -> stage

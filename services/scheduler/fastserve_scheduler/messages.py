@@ -30,6 +30,8 @@ class Sampling:
     encoded: bytes = b""
     #: Some penalty is on: the last stage needs the ids so far.
     needs_history: bool = False
+    #: Its tokens come with log-probabilities. Those of a batch mate that asked are none of its business.
+    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from fastserve_scheduler.core.commands import PlanItem
+from fastserve_scheduler.core.commands import PlanItem, SwapDirection
 from fastserve_scheduler.core.snapshot import Snapshot
 from fastserve_scheduler.messages import Finished, Refusal
+from fastserve_scheduler.swap_metrics import Family, swap_families
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +22,6 @@ SCRAPE_TIMEOUT_S = 2.0
 _NS_PER_S = 1e9
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _POWERS_OF_TWO = tuple(float(1 << i) for i in range(15))
-
-Family = GaugeMetricFamily | CounterMetricFamily
 
 
 class Metrics:
@@ -57,6 +56,9 @@ class Metrics:
         self._stages_lost = Counter(
             "fastserve:stages_lost", "Times a stage was lost", ["stage", "cause"], registry=self.registry
         )
+        self._swap_seconds = Counter(
+            "fastserve:swap_copy_seconds", "Time in copies", ["direction", "stage"], registry=self.registry
+        )
         self._swaps_failed = Counter(
             "fastserve:swaps_failed", "Copies that a stage could not make", ["stage"], registry=self.registry
         )
@@ -71,6 +73,9 @@ class Metrics:
 
     def refused(self, refusal: Refusal) -> None:
         self._rejected.labels(refusal.value).inc()
+
+    def swapped(self, direction: SwapDirection, stage: int, copy_ns: int) -> None:
+        self._swap_seconds.labels(direction.value, str(stage)).inc(copy_ns / _NS_PER_S)
 
     def swap_failed(self, stage: int) -> None:
         self._swaps_failed.labels(str(stage)).inc()
@@ -98,6 +103,7 @@ class SnapshotCollector(Collector):
             yield from _gauges(snapshot)
             yield from _levels(snapshot)
             yield from _totals(snapshot)
+            yield from swap_families(snapshot.swap)
 
 
 def _gauges(snapshot: Snapshot) -> Iterator[Family]:

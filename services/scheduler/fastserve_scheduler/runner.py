@@ -206,13 +206,14 @@ class Runner:
         """A stage's account of a swap. Those of other epochs, and those seen before, mean nothing."""
         if report.epoch != self.wire_epoch:
             return
-        epoch = self.swaps.reported(report.swap_id, report.stage, self.clock_ns())
-        if epoch is None:
+        swap = self.swaps.reported(report.swap_id, report.stage, self.clock_ns())
+        if swap is None:
             return
+        self.metrics.swapped(swap.direction, report.stage, report.copy_ns)
         if report.error:
             self.metrics.swap_failed(report.stage)
             log.warning("a swap failed, its request is computed again: %s", report.error, extra={"stage": report.stage})
-        done = SwapDone(report.swap_id, report.stage, epoch, not report.error, report.num_bytes, report.copy_ns)
+        done = SwapDone(report.swap_id, report.stage, swap.epoch, not report.error, report.num_bytes, report.copy_ns)
         self._feed(done)
 
     # --- requests

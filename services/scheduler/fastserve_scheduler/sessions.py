@@ -55,6 +55,8 @@ class Session:
     #: First position whose KV is not on the stages. An item that starts below it computes again: a preemption.
     computed: int = 0
     preemptions: int = 0
+    #: Encoded, of every token drawn here, if asked for: a gateway that comes back gets them again with the ids.
+    logprobs: list[bytes] = field(default_factory=list)
 
     @property
     def prompt_tokens(self) -> int:
@@ -67,6 +69,23 @@ class Session:
     def finished(self, reason: StopReason) -> Finished:
         stop_id = self.stop_token_id if reason is StopReason.STOP_TOKEN else 0
         return Finished(self.submit.request_id, reason, stop_id, self.output_tokens, self.preemptions)
+
+    def take(self, token_id: int, logprobs: tuple[bytes, ...]) -> Tokens:
+        """The next token of the output, and how its gateway is told. `logprobs`: its entry, or none."""
+        position = self.output_tokens
+        self.ids.append(token_id)
+        if not self.submit.sampling.logprobs:
+            return Tokens(self.submit.request_id, position, pack_u32((token_id,)))
+        self.logprobs.extend(logprobs)
+        return Tokens(self.submit.request_id, position, pack_u32((token_id,)), logprobs)
+
+    def missing(self, delivered: int) -> Tokens | None:
+        """What a gateway that has `delivered` tokens has not got yet."""
+        ids = self.ids[self.prompt_tokens + delivered :]
+        if not ids:
+            return None
+        logprobs = tuple(self.logprobs[-len(ids) :]) if self.submit.sampling.logprobs else ()
+        return Tokens(self.submit.request_id, delivered, pack_u32(ids), logprobs)
 
     def ended_by(self, token_id: int, position: int) -> bool:
         """Whether `token_id` at output `position` ends the answer."""
@@ -147,15 +166,16 @@ class Sessions:
     def _attach(self, live: Session, submit: Submit, link: Link) -> None:
         delivered = len(submit.delivered)
         same_owner = live.link.closed or (live.link is not link and live.link.gateway_id == link.gateway_id)
-        same_request = live.submit.prompt == submit.prompt and delivered <= live.output_tokens
+        # Log-probabilities of what an earlier scheduler drew are not known here.
+        first = len(live.submit.delivered) if live.submit.sampling.logprobs else 0
+        same_request = live.submit.prompt == submit.prompt and first <= delivered <= live.output_tokens
         if not (same_owner and same_request and live.verdict is None):
             text = f"request id {submit.request_id!r} is in use"
             self._refuse(link, Rejected(submit.request_id, Refusal.DUPLICATE_ID, text))
             return
         live.link = link
-        missing = live.ids[live.prompt_tokens + delivered :]
-        if missing:
-            link.send(Tokens(submit.request_id, delivered, pack_u32(missing)))
+        if (missing := live.missing(delivered)) is not None:
+            link.send(missing)
 
     def cancel(self, cancel: Cancel, link: Link) -> int | None:
         """The job to abort; None when the request is not live on `link`."""
@@ -212,11 +232,7 @@ class Sessions:
             session = self._by_job[item.job_id]
             token_id = report.token_ids[index]
             if item.output_position == session.output_tokens and session.verdict is None:
-                session.ids.append(token_id)
-                logprobs = report.logprobs[index : index + 1]
-                session.link.send(
-                    Tokens(session.submit.request_id, item.output_position, pack_u32((token_id,)), logprobs)
-                )
+                session.link.send(session.take(token_id, report.logprobs[index : index + 1]))
             if session.ended_by(token_id, item.output_position):
                 session.stop_token_id = token_id
                 stopped.append(item.job_id)

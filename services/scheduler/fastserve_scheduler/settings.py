@@ -2,20 +2,25 @@
 
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from fastserve_common.settings import Settings, SettingsError
-from fastserve_scheduler.core.config import PRESETS, CoreConfig, DemoteWhen, MlfqConfig, Promotion
+from fastserve_scheduler.core.config import PRESETS, CoreConfig, DemoteWhen, KvRanking, MlfqConfig, Promotion
 from fastserve_scheduler.core.kv import KV_POLICIES
 from fastserve_scheduler.core.policies import POLICIES
 from fastserve_scheduler.messages import Ready
 
 _NS_PER_MS = 1_000_000
 _ANY_HOST = ("0.0.0.0", "[::]", "")
+
+
+def _core_default(name: str) -> str:
+    """What the core does when it is not told."""
+    return str(next(field.default for field in fields(CoreConfig) if field.name == name))
 
 
 class SchedulerSettings(Settings):
@@ -42,7 +47,10 @@ class SchedulerSettings(Settings):
     max_model_len: int = Field(0, ge=0, description="longest prompt with its answer; 0: what the stages serve")
     max_num_queued_reqs: int = Field(4096, ge=1, description="requests that may wait")
     max_num_queued_tokens: int = Field(4 << 20, ge=1, description="prompt tokens that may wait")
-    kv_policy: str = Field("recompute", description=f"when KV memory runs out: {', '.join(KV_POLICIES)}")
+    kv_policy: str = Field(_core_default("kv_policy"), description=f"when KV memory runs out: {', '.join(KV_POLICIES)}")
+    kv_ranking: KvRanking = Field(
+        cast(KvRanking, _core_default("kv_ranking")), description="who is swapped first: enst or order"
+    )
 
     profile_dir: Path = Field(Path("~/.cache/fastserve/profiles"), description="where measured profiles are kept")
     profile_only: bool = Field(False, description="measure a full profile, print where it is, end")
@@ -134,6 +142,8 @@ class SchedulerSettings(Settings):
                 mlfq=self.mlfq_config(),
                 service_classes=tuple(_service_class(item) for item in self.service_class),
                 kv_policy=self.kv_policy,
+                kv_ranking=self.kv_ranking,
+                kv_block_bytes=max(ready.kv_block_bytes for ready in stages),
             )
         except ValueError as error:
             raise SettingsError(str(error)) from error

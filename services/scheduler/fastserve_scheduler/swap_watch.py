@@ -11,11 +11,12 @@ from fastserve_scheduler.core.commands import SwapDirection, SwapOp
 
 
 @dataclass(slots=True, eq=False)
-class _Swap:
+class SentSwap:
     """`seq`: of the wire plan that carries it. `epoch`: the core's."""
 
     seq: int
     epoch: int
+    direction: SwapDirection
     since_ns: int
 
 
@@ -23,7 +24,7 @@ class SwapWatch:
     """One queue per stage and direction."""
 
     def __init__(self, num_stages: int) -> None:
-        self._queues: dict[tuple[int, SwapDirection], dict[int, _Swap]] = {
+        self._queues: dict[tuple[int, SwapDirection], dict[int, SentSwap]] = {
             (stage, direction): {} for stage in range(num_stages) for direction in SwapDirection
         }
 
@@ -37,10 +38,10 @@ class SwapWatch:
         for (_, direction), queue in self._queues.items():
             for op in ops:
                 if op.direction is direction:
-                    queue[op.swap_id] = _Swap(seq, epoch, now_ns)
+                    queue[op.swap_id] = SentSwap(seq, epoch, direction, now_ns)
 
-    def reported(self, swap_id: int, stage: int, now_ns: int) -> int | None:
-        """The core's epoch of the swap; None when this stage owes no report of it."""
+    def reported(self, swap_id: int, stage: int, now_ns: int) -> SentSwap | None:
+        """The swap that `stage` reports; None when it owes no report of it."""
         for direction in SwapDirection:
             queue = self._queues.get((stage, direction), {})
             head, swap = _head(queue), queue.pop(swap_id, None)
@@ -48,7 +49,7 @@ class SwapWatch:
                 continue
             if swap is head and (following := _head(queue)) is not None:
                 following.since_ns = now_ns
-            return swap.epoch
+            return swap
         return None
 
     def computed(self, stage: int, seq: int, now_ns: int) -> None:
@@ -78,5 +79,5 @@ class SwapWatch:
             queue.clear()
 
 
-def _head(queue: dict[int, _Swap]) -> _Swap | None:
+def _head(queue: dict[int, SentSwap]) -> SentSwap | None:
     return next(iter(queue.values()), None)

@@ -1,0 +1,84 @@
+"""Swapping end to end: a real kvstore, stages that really copy. A wrong or an early copy shows as a wrong token."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fastserve_scheduler.core.kv import KV_POLICIES
+from fastserve_worker.fake_stage import FakeOptions
+from fastserve_worker.messages import SwapDirection
+
+from .rig import until
+from .swap_rig import BLOCK_BYTES, SwapCluster, ask, be_quick, random_swaps
+
+SWAPPING = ("proactive", "reactive")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_quick(monkeypatch)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("policy", KV_POLICIES)
+async def test_a_working_set_of_several_pools_gets_the_oracles_tokens(
+    tmp_path: Path, policy: str, num_stages: int
+) -> None:
+    """Sixteen requests of up to twelve blocks, in a pool of thirty-two: up to six times as much as it holds."""
+    rng = random.Random(f"{policy} {num_stages}")
+    options = FakeOptions(iteration_ns=200_000, token_ns=1_000, swap_delays_ns=random_swaps(rng))
+    flags = ["--kv-policy", policy, "--max-num-seqs", "3", "--alpha-ms", "30", "--quantum-ratio", "2"]
+    async with SwapCluster(tmp_path, num_stages, num_blocks=32, num_slots=256, options=options, flags=flags) as cluster:
+        gateway = await cluster.gateway()
+        asked = [await ask(gateway, n, rng.randrange(4, 16), rng.randrange(20, 33)) for n in range(16)]
+        for answer, expected in asked:
+            assert (await answer.done()).ids == expected
+        assert (await cluster.state()).swaps_out > 0 or policy not in SWAPPING
+
+
+@pytest.mark.parametrize("num_slots", [1, 0])
+@pytest.mark.parametrize("policy", SWAPPING)
+async def test_without_room_on_the_host_requests_are_computed_again(
+    tmp_path: Path, policy: str, num_slots: int
+) -> None:
+    flags = ["--kv-policy", policy, "--max-num-seqs", "3", "--alpha-ms", "30"]
+    async with SwapCluster(tmp_path, 2, num_blocks=24, num_slots=num_slots, flags=flags) as cluster:
+        gateway = await cluster.gateway()
+        asked = [await ask(gateway, n, 8, 24) for n in range(9)]
+        for answer, expected in asked:
+            assert (await answer.done()).ids == expected
+
+
+@pytest.mark.parametrize("policy", SWAPPING)
+async def test_slow_swaps_of_others_do_not_hold_up_a_prompt_that_fills_the_pool(tmp_path: Path, policy: str) -> None:
+    """Copies that have landed belong to requests behind the one that needs their blocks: nothing may wait for ever."""
+    options = FakeOptions(iteration_ns=200_000, token_ns=1_000, swap_ns=200_000_000)
+    flags = ["--kv-policy", policy, "--policy", "srpt", "--max-num-seqs", "3"]
+    async with SwapCluster(tmp_path, 2, num_blocks=48, num_slots=64, options=options, flags=flags) as cluster:
+        gateway = await cluster.gateway()
+        low = [await ask(gateway, n, 12, 16) for n in range(3)]
+        await until(lambda: all(answer.ids for answer, _ in low))
+        first = await ask(gateway, 3, 156, 4)
+        await until(lambda: any(order.direction is SwapDirection.IN for order in cluster.script.begun))
+        again = await ask(gateway, 4, 156, 4)
+        for answer, expected in [*low, first, again]:
+            assert (await answer.done()).ids == expected
+
+
+@pytest.mark.parametrize("policy", SWAPPING)
+async def test_requests_do_not_chase_each_other_out_of_the_pool(tmp_path: Path, policy: str) -> None:
+    """Six requests, half of which fit: each is stopped a few times, not at every step."""
+    options = FakeOptions(iteration_ns=1_000_000, token_ns=1_000, swap_ns=20_000_000)
+    flags = ["--kv-policy", policy, "--max-num-seqs", "3", "--alpha-ms", "10000"]
+    async with SwapCluster(tmp_path, 2, num_blocks=48, num_slots=256, options=options, flags=flags) as cluster:
+        gateway = await cluster.gateway()
+        asked = [await ask(gateway, n, 8, 60) for n in range(6)]
+        for answer, expected in asked:
+            assert (await answer.done()).ids == expected
+            assert answer.finished is not None
+            assert answer.finished.preemptions <= 6
+        state = await cluster.state()
+        assert state.swaps_out > 0
+        working_set_bytes = 6 * 17 * BLOCK_BYTES * 2
+        assert state.swap_bytes_out <= 3 * working_set_bytes
