@@ -36,7 +36,10 @@ class Script:
     retry_after_ms: int = 0
     #: How it ends when the ids run out; None: it never does.
     finish: scheduler_pb2.StopReason.ValueType | None = scheduler_pb2.STOP_REASON_LENGTH
-    logprobs: Callable[[int], sampling_pb2.TokenLogprobs] | None = None
+    #: Of a token, said when asked for; None: withheld.
+    logprobs: Callable[[int], sampling_pb2.TokenLogprobs] | None = lambda token_id: sampling_pb2.TokenLogprobs(
+        token_id=token_id, logprob=-1.0
+    )
     #: Added to every offset: a broken scheduler.
     skew: int = 0
 
@@ -242,7 +245,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         tokens = scheduler_pb2.Tokens(
             request_id=job.submit.request_id, offset=job.sent + script.skew, token_ids=pack_u32(ids)
         )
-        if script.logprobs is not None:
+        if script.logprobs is not None and job.submit.sampling.HasField("logprobs"):
             tokens.logprobs.extend(map(script.logprobs, ids))
         job.sent += len(ids)
         stream.put_nowait(scheduler_pb2.SchedulerMessage(tokens=tokens))

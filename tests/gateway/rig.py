@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,11 @@ from .models import write_model
 MODEL = "tiny"
 
 Choose = Callable[[scheduler_pb2.SubmitRequest], Script]
+
+
+def resident_bytes() -> int:
+    """Of this process, the gateway's and its clients'."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:

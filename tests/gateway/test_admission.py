@@ -1,18 +1,20 @@
 """Limits at the edge: what can never fit, what does not fit now, and what is too large to look at."""
 
 import asyncio
+import gc
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
-from fastserve.v1 import inference_pb2, scheduler_pb2
+from fastserve.v1 import inference_pb2, sampling_pb2, scheduler_pb2
 from fastserve_common.channels import MAX_MESSAGE_BYTES
 from fastserve_common.errors import RETRY_AFTER_METADATA
+from fastserve_gateway.limits import MAX_LOGPROBS
 
 from .fake_scheduler import Script
-from .rig import Rig, rig, until
+from .rig import Rig, resident_bytes, rig, until
 
 
 async def grpc_error(r: Rig, request: inference_pb2.GenerateRequest) -> grpc.aio.AioRpcError:
@@ -208,10 +210,32 @@ async def test_body_limit_holds_without_a_declared_length(tmp_path: Path) -> Non
             assert response.status_code == status
 
 
-async def test_many_logprobs_are_capped(tmp_path: Path) -> None:
-    async with rig(tmp_path, Script(ids=[97])) as r:
-        responses = await asyncio.gather(*(r.complete(logprobs=20, max_tokens=1) for _ in range(64)))
-        assert {response.status_code for response in responses} == {200}
+def _most_logprobs(token_id: int) -> sampling_pb2.TokenLogprobs:
+    top = [sampling_pb2.TopLogprob(token_id=k, logprob=-0.1 * k) for k in range(MAX_LOGPROBS)]
+    return sampling_pb2.TokenLogprobs(token_id=token_id, logprob=-1.0, top=top)
+
+
+async def test_many_logprobs_are_capped_and_leave_nothing(tmp_path: Path) -> None:
+    """64 answers at once with all the log-probabilities there can be: memory does not grow from round to round."""
+    async with rig(tmp_path, Script(ids=[97], endless=True, logprobs=_most_logprobs)) as r:
+        resident: list[int] = []
+        for _ in range(4):
+            whole = [r.complete(logprobs=MAX_LOGPROBS, max_tokens=50) for _ in range(32)]
+            streams = [r.stream(prompt="x", logprobs=MAX_LOGPROBS, max_tokens=50) for _ in range(32)]
+            responses, events = await asyncio.gather(asyncio.gather(*whole), asyncio.gather(*streams))
+            for response in responses:
+                logprobs = response.json()["choices"][0]["logprobs"]
+                assert [len(top) for top in logprobs["top_logprobs"]] == [MAX_LOGPROBS] * 50
+            assert {
+                sum(len(e["choices"][0]["logprobs"]["tokens"]) for e in es if e["choices"][0]["logprobs"])
+                for es in events
+            } == {50}
+            await r.quiet()
+            r.fake.jobs.clear()
+            del whole, streams, responses, events
+            gc.collect()
+            resident.append(resident_bytes())
+        assert resident[-1] - resident[0] < 32 * 1024**2
         assert (await r.complete(logprobs=21)).status_code == 400
         assert (await r.chat(logprobs=True, top_logprobs=21)).status_code == 400
         request = inference_pb2.GenerateRequest(text="x", response=inference_pb2.ResponseOptions(logprobs=21))

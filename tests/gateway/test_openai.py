@@ -210,14 +210,15 @@ async def test_broken_and_failing_schedulers_are_errors_not_hangs(tmp_path: Path
     scripts = {
         "skew": Script(ids=ids_of("ab"), skew=1, finish=None),
         "error": Script(ids=ids_of("ab"), finish=scheduler_pb2.STOP_REASON_ERROR),
+        "withheld": Script(ids=ids_of("ab"), logprobs=None),
     }
     async with rig(tmp_path, lambda submit: scripts[submit.request_id]) as r:
         for request_id in scripts:
-            response = await r.complete(request_id=request_id)
+            response = await r.complete(request_id=request_id, logprobs=1)
             assert response.status_code == 500
             assert response.json()["error"]["type"] == "internal_error"
         await until(lambda: r.fake.job("skew").cancelled is not None)
         events = await r.stream(prompt="x", request_id="error")
         assert events[-1]["error"]["code"] == "internal"
         await r.quiet()
-        assert r.outcomes() == {"error": 3}
+        assert r.outcomes() == {"error": 4}

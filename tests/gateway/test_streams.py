@@ -18,11 +18,7 @@ from fastserve_gateway.server import raise_fd_limit
 
 from .fake_scheduler import CLIENT, Script
 from .models import TOOL, byte_tokenizer
-from .rig import Rig, parse_events, rig, until
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+from .rig import Rig, parse_events, resident_bytes, rig, until
 
 
 @pytest.mark.parametrize("streams", [200, pytest.param(1000, marks=pytest.mark.full)])

@@ -125,3 +125,5 @@ class Submission:
     min_tokens: int
     stop_token_ids: frozenset[int]
     priority: int
+    #: Every token comes with its log-probability.
+    logprobs: bool

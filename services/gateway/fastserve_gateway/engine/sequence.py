@@ -24,23 +24,26 @@ class Sequence:
         return self.submission.wire_id
 
     def tokens(self, offset: int, event: TokensArrived) -> bool:
-        """False when `offset` is not the next position: then the sequence has failed."""
-        if offset != len(self.received) or offset + len(event.ids) > self.submission.max_tokens:
-            self._sink(
-                Failed(
-                    FastServeError(
-                        f"the scheduler sent {len(event.ids)} tokens at position {offset}; "
-                        f"{len(self.received)} of at most {self.submission.max_tokens} had arrived"
-                    ),
-                    "error",
-                )
-            )
+        """False when they are not what comes next: then the sequence has failed."""
+        problem = self._problem(offset, event)
+        if problem is not None:
+            self._sink(Failed(FastServeError(problem), "error"))
             return False
         self.accepted = True
         self._refused_since_s = None
         self.received.extend(event.ids)
         self._sink(event)
         return True
+
+    def _problem(self, offset: int, event: TokensArrived) -> str | None:
+        if offset != len(self.received) or offset + len(event.ids) > self.submission.max_tokens:
+            return (
+                f"the scheduler sent {len(event.ids)} tokens at position {offset}; "
+                f"{len(self.received)} of at most {self.submission.max_tokens} had arrived"
+            )
+        if self.submission.logprobs and not event.logprobs:
+            return "the scheduler sent tokens without their log-probabilities"
+        return None
 
     def refused_for_s(self) -> float:
         """Since the first refusal in a row, this one included."""

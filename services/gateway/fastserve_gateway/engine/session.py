@@ -115,6 +115,7 @@ class Session:
             min_tokens=request.min_tokens,
             stop_token_ids=request.stop_token_ids,
             priority=request.priority,
+            logprobs=request.sampling.logprobs is not None,
         )
         scanner = StopScanner(request.stops, include_stop=request.include_stop) if request.stops else None
         text = AnswerText(self._text.detokenizer(prompt.ids), scanner)
@@ -148,8 +149,11 @@ class Session:
             if self._failure is not None:
                 raise self._failure
             while self._inbox:
-                delta = self._handle(*self._inbox.popleft())
+                answer, event = self._inbox.popleft()
+                delta = self._handle(answer, event)
                 if delta is not None:
+                    if delta.finish is not None:
+                        self._drop_events_of(answer)
                     return delta
                 if self._failure is not None:
                     raise self._failure
@@ -193,8 +197,6 @@ class Session:
     def _handle(self, answer: Answer, event: AnswerEvent) -> Delta | None:
         if isinstance(event, TokensArrived):
             self._buffered_tokens -= len(event.ids)
-        if not answer.open:
-            return None  # tokens that were on their way when it ended
         match event:
             case TokensArrived():
                 return self._tokens(answer, event)
@@ -214,6 +216,13 @@ class Session:
         if delta.finish is not None:
             self._link.cancel(answer.sequence.wire_id, CancelReason.STOP_STRING)
         return delta
+
+    def _drop_events_of(self, answer: Answer) -> None:
+        """What came behind its end: tokens after a stop string, an end after an abort. Left there, it would look like
+        news to come."""
+        dropped = [event for owner, event in self._inbox if owner is answer]
+        self._buffered_tokens -= sum(len(event.ids) for event in dropped if isinstance(event, TokensArrived))
+        self._inbox = deque(item for item in self._inbox if item[0] is not answer)
 
     def _lose(self, answer: Answer, error: FastServeError, outcome: str) -> None:
         """One answer failed, so the request does; the others are aborted."""
