@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from fastserve.v1 import inference_pb2
+from fastserve_gateway.engine.events import Delta, FinishReason
+from fastserve_gateway.request import RequestFields
 
 from .fake_scheduler import STOP_STRING, Script
 from .models import END, ids_of
@@ -103,3 +105,39 @@ async def test_prompt_cut_in_mid_character(tmp_path: Path) -> None:
         assert echoed == "secret \u4f60!"
         events = await r.stream(prompt=prompt, max_tokens=2)
         assert events[0]["choices"][0]["text"] == "\u4f60"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_what_came_behind_a_stop_string_is_no_news(tmp_path: Path, n: int) -> None:
+    """A reader that looks only when everything has arrived: the answers end, and nothing is waited for."""
+    async with rig(tmp_path, Script(ids=ids_of("abXcd"))) as r:
+        engine = r.gateway.engine
+        request = await engine.build(RequestFields(prompts=["x"], n=n, max_tokens=5, stop=["X"]))
+        deltas: list[Delta] = []
+        async with engine.open(request) as session, asyncio.timeout(15):
+            await until(lambda: len(session._inbox) == 6 * n)
+            while not session.done():
+                delta = await session.next()
+                assert delta is not None
+                deltas.append(delta)
+        texts = ["".join(delta.text for delta in deltas if delta.index == k) for k in range(n)]
+        assert texts == ["ab"] * n
+        assert sum(delta.finish is not None for delta in deltas) == n
+        assert session.usage.completion_tokens == 3 * n
+        assert session._buffered_tokens == 0
+        await r.quiet()
+
+
+async def test_abort_of_an_answer_whose_end_has_not_been_read(tmp_path: Path) -> None:
+    async with rig(tmp_path, Script(ids=ids_of("ab"))) as r:
+        engine = r.gateway.engine
+        request = await engine.build(RequestFields(prompts=["x"], max_tokens=2))
+        async with engine.open(request) as session, asyncio.timeout(15):
+            await until(lambda: len(session._inbox) == 3)
+            session.abort()
+            finishes = []
+            while not session.done():
+                delta = await session.next()
+                finishes += [delta.finish.reason] if delta is not None and delta.finish is not None else []
+        assert finishes == [FinishReason.LENGTH]
+        await r.quiet()

@@ -106,13 +106,23 @@ class CompletionShape(_Base):
 
     def _logprobs(self, entries: Sequence[PlacedLogprob]) -> Json:
         want_top = bool(self._request.sampling.logprobs)
-        top = [{self._token(i)[0]: lp for i, lp in placed.entry.top} for placed in entries]
+        top = [{self._name(i): lp for i, lp in placed.entry.top} for placed in entries]
         return {
             "text_offset": [placed.text_offset for placed in entries],
             "token_logprobs": [placed.entry.logprob for placed in entries],
-            "tokens": [self._token(placed.entry.token_id)[0] for placed in entries],
+            "tokens": [self._name(placed.entry.token_id) for placed in entries],
             "top_logprobs": top if want_top else None,
         }
+
+    def _name(self, token_id: int) -> str:
+        """Two tokens never share one: they are the keys of `top_logprobs`. As the OpenAI API spells broken text."""
+        raw = self._text.token_bytes(token_id)
+        if not raw:
+            return f"token_id:{token_id}"
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 class ChatShape(_Base):
