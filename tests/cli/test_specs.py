@@ -52,7 +52,8 @@ EVERYTHING = ServeSettings(
     preset="paper",
     alpha_ms=250.0,
     promotion="return",
-    kv_policy="defer",
+    kv_policy="reactive",
+    kv_ranking="enst",
     max_num_queued_reqs=10,
     max_num_queued_tokens=10_000,
     drain_timeout=5.0,
@@ -96,9 +97,15 @@ def test_what_is_set_arrives() -> None:
     )
     scheduler = parsed(by_name["scheduler"])
     assert isinstance(scheduler, SchedulerSettings)
-    for name in ("policy", "preset", "alpha_ms", "promotion", "kv_policy", "max_num_seqs", "max_num_batched_tokens"):
-        assert getattr(scheduler, name) == getattr(EVERYTHING, name)
     for name in (
+        "policy",
+        "preset",
+        "alpha_ms",
+        "promotion",
+        "kv_policy",
+        "kv_ranking",
+        "max_num_seqs",
+        "max_num_batched_tokens",
         "prefill_chunk_tokens",
         "max_num_queued_reqs",
         "max_num_queued_tokens",

@@ -170,6 +170,9 @@ class SwapCluster(Cluster):
         host_is_clean = state.swapped == 0 and state.host_blocks_free == state.host_blocks_total
         return host_is_clean and await super().ledger_is_clean()
 
+    async def has_no_slots(self) -> bool:
+        return (await self.state()).host_blocks_total == 0
+
     async def nothing_is_committed(self) -> bool:
         return (await self.kvstore.status()).committed_slots == 0
 

@@ -174,11 +174,7 @@ async def test_requests_outlive_the_kvstore(tmp_path: Path, state: str) -> None:
         for number in range(2):
             asked = await STATES[state](cluster, gateway) if number == 0 else await _others(gateway)
             await cluster.kvstore.kill()
-
-            async def no_slots() -> bool:
-                return (await cluster.state()).host_blocks_total == 0
-
-            await until_async(no_slots)
+            await until_async(cluster.has_no_slots)
             cluster.script.release()
             cluster.compute(True)
             for answer, expected in asked:
@@ -190,3 +186,19 @@ async def test_requests_outlive_the_kvstore(tmp_path: Path, state: str) -> None:
         for answer, expected in [await ask(gateway, n, 30, 60) for n in range(5)]:
             assert (await answer.done()).ids == expected
         assert cluster.script.begun, "the new one is used"
+
+
+async def test_the_next_scheduler_begins_with_an_empty_host(tmp_path: Path) -> None:
+    """It knows nothing of what is there; the requests come back with what was delivered, and are computed again."""
+    async with _cluster(tmp_path) as cluster:
+        gateway = await cluster.gateway()
+        [(answer, expected), *_] = await _on_host(cluster, gateway)
+        await cluster.schedulers[0].crash()
+        cluster.compute(True)
+        await until(lambda: gateway.closed)
+        delivered = list(answer.ids)
+        await cluster.start_scheduler()
+        await cluster.until_granted()
+        assert await cluster.nothing_is_committed()
+        again = await (await cluster.gateway("again")).ask([1, *range(7)], 100, delivered=delivered)
+        assert again.ids == expected

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from fastserve_scheduler.core.kv import KV_POLICIES
+from fastserve_scheduler.journal import replay
+from fastserve_scheduler.swap_metrics import swap_families
 from fastserve_worker.fake_stage import FakeOptions
 from fastserve_worker.messages import SwapDirection
 
-from .rig import until
+from .rig import until, until_async
 from .swap_rig import BLOCK_BYTES, SwapCluster, ask, be_quick, random_swaps
 
 SWAPPING = ("proactive", "reactive")
@@ -82,3 +84,34 @@ async def test_requests_do_not_chase_each_other_out_of_the_pool(tmp_path: Path, 
         assert state.swaps_out > 0
         working_set_bytes = 6 * 17 * BLOCK_BYTES * 2
         assert state.swap_bytes_out <= 3 * working_set_bytes
+
+
+async def test_a_journal_with_swaps_replays_and_metrics_tell_of_them(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    flags = ["--kv-policy", "proactive", "--kv-ranking", "enst", "--max-num-seqs", "3", "--journal", str(journal)]
+    async with SwapCluster(tmp_path, 2, num_blocks=32, num_slots=64, flags=[*flags, "--alpha-ms", "30"]) as cluster:
+        gateway = await cluster.gateway()
+        for answer, expected in [await ask(gateway, n, 8, 32) for n in range(12)]:
+            assert (await answer.done()).ids == expected
+        await cluster.kvstore.kill()
+        await until_async(cluster.has_no_slots)
+        await cluster.kvstore.start()
+        await cluster.until_granted()
+        await until_async(cluster.ledger_is_clean)
+        state = await cluster.state()
+    result = replay(journal, check=True)
+    assert result.divergence is None
+    swap = result.core.snapshot().swap
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in swap_families(swap)
+        for sample in family.samples
+    }
+    assert samples["fastserve:swap_bytes_total", "out"] == state.swap_bytes_out > 0
+    assert state.swap_bytes_out % (2 * BLOCK_BYTES) == 0, "both stages copied the same blocks"
+    assert samples["fastserve:swaps_total", "in"] == state.swaps_in > 0
+    assert samples["fastserve:host_slots_total",] == 64
+    for name in ("host_slots_used", "num_requests_swapped", "swap_blocks_leaving"):
+        assert samples[f"fastserve:{name}",] == 0
+    assert samples["fastserve:swaps_in_flight", "out"] == samples["fastserve:swaps_in_flight", "in"] == 0
+    assert samples["fastserve:enst_error_seconds_bucket", "+Inf"] == sum(swap.enst_error_counts) > 0

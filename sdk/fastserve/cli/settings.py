@@ -19,7 +19,8 @@ DEMO_MODEL = "smollm2-135m-instruct"
 MAX_STAGES = 64
 
 Policy = Literal["skip-join-mlfq", "fcfs", "batch-fcfs", "round-robin", "fixed-priority", "naive-mlfq", "srpt"]
-KvPolicy = Literal["recompute", "defer"]
+KvPolicy = Literal["proactive", "reactive", "recompute", "defer"]
+KvRanking = Literal["enst", "order"]
 Preset = Literal["default", "paper"]
 Promotion = Literal["reset", "return"]
 Device = Literal["cpu", "cuda"]
@@ -92,6 +93,7 @@ class ServeSettings(EngineSettings):
     alpha_ms: float | None = Field(None, gt=0, description="a request that has not run for so long is starving")
     promotion: Promotion | None = Field(None, description="what a starving request gets: reset or return")
     kv_policy: KvPolicy | None = Field(None, description="what happens when KV memory runs out")
+    kv_ranking: KvRanking | None = Field(None, description="which request's KV is swapped first")
     max_num_queued_reqs: int | None = Field(None, ge=1, description="requests that may wait; more are refused")
     max_num_queued_tokens: int | None = Field(None, ge=1, description="prompt tokens that may wait")
 

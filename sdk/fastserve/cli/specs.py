@@ -108,6 +108,7 @@ _SCHEDULER_FLAGS = (
     "alpha_ms",
     "promotion",
     "kv_policy",
+    "kv_ranking",
     "max_num_batched_tokens",
     "prefill_chunk_tokens",
     "max_num_queued_reqs",
