@@ -121,7 +121,7 @@ class SwapCluster(Cluster):
         self.kvstore = KvStore(self.url, self.store, max(1, num_slots) * BLOCK_BYTES * num_stages)
         self._exits = [contextlib.AsyncExitStack() for _ in range(num_stages)]
 
-    async def start_stage(self, stage: int) -> None:
+    async def start_stage(self, stage: int, *, attached: bool = True) -> None:
         fake = FakeStage(
             stage=stage,
             num_stages=len(self.stages),
@@ -132,7 +132,8 @@ class SwapCluster(Cluster):
         )
         fake.memory = WatchedBlocks(fake, self.script)
         self.stages[stage] = fake
-        server = await self._exits[stage].enter_async_context(SwapStage(self.store, fake))
+        served = SwapStage(self.store, fake) if attached else FakeStageServer(fake)
+        server = await self._exits[stage].enter_async_context(served)
         info = {"address": server.address, "incarnation": uuid.uuid4().hex}
         await self._exits[stage].enter_async_context(membership(self.store, "stage", f"stage-{stage}", info))
 
@@ -172,6 +173,9 @@ class SwapCluster(Cluster):
 
     async def has_no_slots(self) -> bool:
         return (await self.state()).host_blocks_total == 0
+
+    async def something_is_committed(self) -> bool:
+        return not await self.nothing_is_committed()
 
     async def nothing_is_committed(self) -> bool:
         return (await self.kvstore.status()).committed_slots == 0

@@ -154,6 +154,8 @@ async def test_what_is_on_the_host_outlives_a_stage(tmp_path: Path, state: str, 
     async with _cluster(tmp_path) as cluster:
         gateway = await cluster.gateway()
         asked = await STATES[state](cluster, gateway)
+        if state != "swapping out":
+            await until_async(cluster.something_is_committed)
         cluster.script.begun.clear()
         cluster.compute(True)
         await cluster.kill_stage(victim)
@@ -202,3 +204,24 @@ async def test_the_next_scheduler_begins_with_an_empty_host(tmp_path: Path) -> N
         assert await cluster.nothing_is_committed()
         again = await (await cluster.gateway("again")).ask([1, *range(7)], 100, delivered=delivered)
         assert again.ids == expected
+
+
+async def test_a_stage_that_is_not_attached_ends_swapping_until_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _cluster(tmp_path) as cluster:
+        gateway = await cluster.gateway()
+        asked = await _on_host(cluster, gateway)
+        cluster.compute(True)
+        await cluster.kill_stage(1)
+        await until(lambda: not gateway.statuses[-1].ready)
+        await cluster.start_stage(1, attached=False)
+        await until_async(cluster.has_no_slots)
+        cluster.script.begun.clear()
+        for answer, expected in asked:
+            assert (await answer.done()).ids == expected
+        assert not cluster.script.begun
+        assert "do not share host memory" in caplog.text
+        await cluster.kill_stage(1)
+        await cluster.start_stage(1)
+        await cluster.until_granted()

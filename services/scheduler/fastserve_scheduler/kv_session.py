@@ -84,7 +84,7 @@ class KvSession:
 
     def _send(self, commands: Sequence[KvCommand]) -> None:
         if self.closed or self._unsent.qsize() > MAX_UNSENT_COMMANDS:
-            return  # unread for so long: its lease ends, and with it the session
+            return  # the kvstore will refuse what no longer fits, or end the lease: either ends the session
         for command in commands:
             self._unsent.put_nowait(command)
 

@@ -219,6 +219,8 @@ class Pipeline:
         if not self.joined and self._disagreement() == "" and self._missing() == "":
             self.joined = True
             stages = tuple(s.ready for s in self._slots if s.ready is not None)
+            if len({ready.host for ready in stages}) > 1:
+                log.warning("the stages do not share host memory, so nothing is swapped: %s", [r.host for r in stages])
             self.inbox.put_now(Joined(self.epoch, stages))
         self._announce()
 
