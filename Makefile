@@ -12,14 +12,16 @@ SERVE_REQUIREMENTS := requirements/serve.txt requirements/demo-model.txt pyproje
 TEST_REQUIREMENTS := $(SERVE_REQUIREMENTS) requirements/test.txt
 SERVE_STAMP := $(VENV)/stamps/serve-$(call hash,$(SERVE_REQUIREMENTS))
 TEST_STAMP := $(VENV)/stamps/test-$(call hash,$(TEST_REQUIREMENTS))
+INFRA_REQUIREMENTS := $(TEST_REQUIREMENTS) requirements/infra.txt
+INFRA_STAMP := $(VENV)/stamps/infra-$(call hash,$(INFRA_REQUIREMENTS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # One thread per process: the suites run many processes on few cores.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
-QUICK := not cluster and not full and not gpu
-PROCESSES := cluster and not full and not gpu
+QUICK := not cluster and not full and not gpu and not infra
+PROCESSES := cluster and not full and not gpu and not infra
 
-.PHONY: help serve venv test test-quick test-processes test-full lint format types proto proto-check proto-snapshot clean
+.PHONY: help serve venv test test-quick test-processes test-full test-infra lint format types proto proto-check proto-snapshot clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -38,7 +40,10 @@ test-processes: $(TEST_STAMP) ## tests that start real processes
 	$(TEST_ENV) $(BIN)/pytest -m "$(PROCESSES)" $(PYTEST_ARGS)
 
 test-full: lint ## also the exhaustive matrices; takes long
-	$(TEST_ENV) $(BIN)/pytest -m "not gpu" $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/pytest -m "not gpu and not infra" $(PYTEST_ARGS)
+
+test-infra: $(INFRA_STAMP) ## what operators install: schemas of Compose and Kubernetes, Helm, promtool
+	$(TEST_ENV) $(BIN)/pytest -m infra tests/deploy $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP) ## format, lint, import rules, types, contract
 	$(BIN)/ruff format --check .
@@ -82,3 +87,8 @@ $(TEST_STAMP): $(SERVE_STAMP)
 	@echo "Installing what testing needs into $(VENV)"
 	$(PIP) install -r requirements/test.txt
 	@mkdir -p $(@D) && rm -f $(@D)/test-* && touch $@
+
+$(INFRA_STAMP): $(TEST_STAMP)
+	@echo "Installing what testing deployments needs into $(VENV) (Helm is the large one)"
+	$(PIP) install -r requirements/infra.txt
+	@mkdir -p $(@D) && rm -f $(@D)/infra-* && touch $@
