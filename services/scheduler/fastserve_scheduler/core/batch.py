@@ -149,7 +149,7 @@ class BatchFormer:
         return False
 
     def _give_way(self, victim: Job) -> None:
-        if self._tiers.can_store(victim):
+        if self._kv.swaps and self._tiers.can_store(victim):
             self._tiers.send_out(victim)
         else:
             self._tiers.evict(victim)

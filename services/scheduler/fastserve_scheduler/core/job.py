@@ -50,6 +50,8 @@ class Job:
     level: int = 0
     used_ns: int = 0
     place: int = 0
+    #: Starved, and was promoted or given a ticket, and has not run since. Written by the rescue.
+    rescued: bool = False
     #: Served before all queues until its next token.
     ticket: bool = False
     rank: Rank = ()

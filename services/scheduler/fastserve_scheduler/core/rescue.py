@@ -70,6 +70,7 @@ class Rescue:
     def _lift(self, job: Job, now_ns: int) -> None:
         line = self._tiers.line
         line.take(job)
+        job.rescued = True
         if self._order.lift(job):
             self.tickets += 1
             self._record(job, Happening.TICKET, job.level)

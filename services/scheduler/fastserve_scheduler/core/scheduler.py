@@ -342,7 +342,7 @@ class SchedulerCore:
                 self._record(job, Happening.PREFILL, seq)
                 again = min(job.high_water, job.computed + pick.num_tokens) - job.computed
                 self.counters.recomputed_tokens += max(0, again)
-            job.seq, job.fresh = seq, False
+            job.seq, job.fresh, job.rescued = seq, False, False
             if job.promised_ns:
                 self.enst_errors.observe(self._now_ns - job.promised_ns)
                 job.promised_ns = 0

@@ -89,10 +89,15 @@ class Tiers:
     def can_store(self, job: Job) -> bool:
         """The host has room for what it lacks of an idle job, if need be in place of copies of jobs on the device."""
         room = self.host.num_free + self._clean_slots - len(job.host.slots)
-        return self.host.num_slots > 0 and room >= self._tail(job)
+        return self.host.num_slots > 0 and room >= self.lacking(job)
+
+    def lacking(self, job: Job) -> int:
+        """Blocks with KV of an idle job that the host has no copy of: the slots that a swap out takes."""
+        return self.pool.blocks_for(job.computed) - len(job.host.slots)
 
     @property
     def host_room(self) -> int:
+        """Slots that are free, or hold copies of jobs on the device."""
         return self.host.num_free + self._clean_slots
 
     def may_send(self, direction: SwapDirection, num_blocks: int) -> bool:
@@ -100,7 +105,7 @@ class Tiers:
 
     def send_out(self, job: Job) -> None:
         """Swap an idle job out. Its clean and empty blocks are free at once, the others when the copy has landed."""
-        tail, clean = self._tail(job), len(job.host.slots)
+        tail, clean = self.lacking(job), len(job.host.slots)
         if tail == 0:
             self.counters.clean_blocks_reused += clean
             self.evict(job)
@@ -187,10 +192,6 @@ class Tiers:
             self.line.put(job)
 
     # ---- parts of these
-
-    def _tail(self, job: Job) -> int:
-        """Blocks with KV that the host has no copy of."""
-        return self.pool.blocks_for(job.computed) - len(job.host.slots)
 
     def _rest_on_host(self, job: Job) -> None:
         """Nothing of the job is on the device any more: what is left is the host copy."""

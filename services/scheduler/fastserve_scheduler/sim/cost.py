@@ -13,6 +13,21 @@ class CostModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LinkCost:
+    """The link between one stage and its host: both directions at once, each at `bytes_per_second`.
+
+    `block_bytes`: one block on one stage. `latency_ns` is paid once per swap.
+    """
+
+    block_bytes: int = 1
+    bytes_per_second: int = 25_000_000_000
+    latency_ns: int = 0
+
+    def copy_ns(self, num_blocks: int) -> int:
+        return self.latency_ns + num_blocks * self.block_bytes * 1_000_000_000 // self.bytes_per_second
+
+
+@dataclass(frozen=True, slots=True)
 class LinearCost:
     """Iteration time of one model on `num_stages` equal stages, as a sum of fitted parts.
 

@@ -2,6 +2,10 @@
 
 Stages are a pipeline: a plan enters stage i when it has left stage i-1 and the stage is free. The result is the event
 of the last stage's end, and carries the sum of the stages' compute times, as the live pipeline reports it.
+
+Each stage has a link of its own to the host, whose directions copy one swap at a time beside the computing. The plan
+reaches all stages at once: a copy in starts when its direction is free, a copy out also not before the stage has
+computed the plans that came earlier.
 """
 
 import heapq
@@ -19,11 +23,13 @@ from fastserve_scheduler.core.commands import (
     RejectJob,
     RejectReason,
     RunIteration,
+    SwapDirection,
+    SwapOp,
     WakeAt,
 )
-from fastserve_scheduler.core.events import Event, IterationDone, JobArrived, StageUp, Woke
+from fastserve_scheduler.core.events import Event, HostSlotsGranted, IterationDone, JobArrived, StageUp, SwapDone, Woke
 from fastserve_scheduler.core.scheduler import SchedulerCore
-from fastserve_scheduler.sim.cost import CostModel
+from fastserve_scheduler.sim.cost import CostModel, LinkCost
 
 
 @dataclass(slots=True)
@@ -81,24 +87,34 @@ class Simulator:
     check: bool = False
     keep_log: bool = False
     watch: Callable[[int, RunIteration], None] | None = None
+    link: LinkCost = field(default_factory=LinkCost)
     _heap: list[tuple[int, int, Event]] = field(default_factory=list)
     _pushed: int = 0
     _records: dict[int, JobRecord] = field(default_factory=dict)
     _plans: dict[tuple[int, int], RunIteration] = field(default_factory=dict)
     _stage_free_ns: list[int] = field(default_factory=list)
     _busy_ns: list[int] = field(default_factory=list)
+    _link_free_ns: dict[tuple[int, SwapDirection], int] = field(default_factory=dict)
     _events: list[tuple[int, Event]] = field(default_factory=list)
     _commands: list[Command] = field(default_factory=list)
 
-    def run(self, arrivals: Iterable[tuple[int, Event]], num_blocks: int, until_ns: int | None = None) -> Result:
+    def run(
+        self,
+        arrivals: Iterable[tuple[int, Event]],
+        num_blocks: int,
+        until_ns: int | None = None,
+        host_slots: int = 0,
+    ) -> Result:
         """Bring all stages up with `num_blocks` blocks each, then play the events until nothing is left to do.
 
-        With `until_ns` the run ends there, jobs unfinished.
+        `host_slots`: blocks of every stage that the host holds. With `until_ns` the run ends there, jobs unfinished.
         """
         num_stages = self.core.config.num_stages
         self._stage_free_ns, self._busy_ns = [0] * num_stages, [0] * num_stages
         for stage in range(num_stages):
             self._push(0, StageUp(stage, num_blocks))
+        if host_slots:
+            self._push(0, HostSlotsGranted(tuple(range(host_slots))))
         for at_ns, event in arrivals:
             self._push(at_ns, event)
         now_ns = 0
@@ -140,6 +156,7 @@ class Simulator:
             case RaiseEpoch():
                 self._plans.clear()
                 self._stage_free_ns = [now_ns] * len(self._stage_free_ns)
+                self._link_free_ns.clear()
             case WakeAt(at_ns):
                 self._push(at_ns, Woke())
             case KeepHost() | FreeHost():
@@ -150,9 +167,13 @@ class Simulator:
     def _start(self, plan: RunIteration, now_ns: int) -> None:
         if self.watch is not None:
             self.watch(now_ns, plan)
+        for stage, free_ns in enumerate(self._stage_free_ns):
+            for op in plan.swaps:
+                begin_ns = max(now_ns, free_ns) if op.direction is SwapDirection.OUT else now_ns
+                self._copy(op, stage, plan.epoch, begin_ns)
         done_ns, compute_ns = now_ns, 0
         for stage in range(len(self._stage_free_ns)):
-            cost_ns = self.cost.stage_ns(plan, stage)
+            cost_ns = self.cost.stage_ns(plan, stage) if plan.items else 0
             done_ns = max(done_ns, self._stage_free_ns[stage]) + cost_ns
             self._stage_free_ns[stage] = done_ns
             self._busy_ns[stage] += cost_ns
@@ -164,6 +185,14 @@ class Simulator:
             if item.sample and item.output_position + 1 == self.stops.get(item.job_id, -1)
         )
         self._push(done_ns, IterationDone(plan.seq, plan.epoch, compute_ns, stopped))
+
+    def _copy(self, op: SwapOp, stage: int, epoch: int, begin_ns: int) -> None:
+        lane = (stage, op.direction)
+        copy_ns = self.link.copy_ns(len(op.device_blocks))
+        done_ns = max(begin_ns, self._link_free_ns.get(lane, 0)) + copy_ns
+        self._link_free_ns[lane] = done_ns
+        num_bytes = len(op.device_blocks) * self.link.block_bytes
+        self._push(done_ns, SwapDone(op.swap_id, stage, epoch, True, num_bytes, copy_ns))
 
     def _deliver(self, plan: RunIteration, now_ns: int) -> None:
         """Note what the clients see of a plan that came through."""
@@ -187,6 +216,8 @@ def simulate(
     cost: CostModel,
     num_blocks: int,
     stops: dict[int, int] | None = None,
+    host_slots: int = 0,
 ) -> Result:
     """Run to the end with every check on; the short form for tests."""
-    return Simulator(core, cost, stops or {}, check=True, keep_log=True).run(arrivals, num_blocks)
+    simulator = Simulator(core, cost, stops or {}, check=True, keep_log=True)
+    return simulator.run(arrivals, num_blocks, host_slots=host_slots)

@@ -30,6 +30,8 @@ class Surroundings:
 class KvPolicy(ABC):
     #: Some job may lose its blocks to another.
     evicts: bool
+    #: A victim is swapped out while the host has room for it; otherwise its KV is computed again.
+    swaps: bool = False
 
     def __init__(self, around: Surroundings) -> None:
         self._line, self._tiers, self._ranking = around.line, around.tiers, around.ranking
