@@ -1,0 +1,71 @@
+"""What the services' own registries expose, by the job that Prometheus scrapes it under."""
+
+import asyncio
+import functools
+from collections.abc import Mapping
+from contextlib import closing
+
+from prometheus_client import CollectorRegistry
+
+from fastserve_gateway.metrics import Metrics as GatewayMetrics
+from fastserve_kvstore.arena import Arena
+from fastserve_kvstore.metrics import make_registry
+from fastserve_kvstore.store import HostStore
+from fastserve_scheduler.core.commands import SwapDirection
+from fastserve_scheduler.core.config import CoreConfig
+from fastserve_scheduler.core.events import StageUp
+from fastserve_scheduler.core.profile import Profile
+from fastserve_scheduler.core.scheduler import SchedulerCore
+from fastserve_scheduler.core.snapshot import take
+from fastserve_scheduler.messages import Finished, Refusal, StopReason
+from fastserve_scheduler.metrics import Metrics as SchedulerMetrics
+from fastserve_scheduler.metrics import SnapshotCollector
+
+#: Of every target, put there by Prometheus.
+TARGET_LABELS = frozenset({"job", "instance"})
+
+Samples = Mapping[str, frozenset[str]]
+
+
+@functools.cache
+def exposed() -> Mapping[str, Samples]:
+    """Labels by name of the sample, by job."""
+    return {
+        "fastserve-gateway": _samples(_gateway()),
+        "fastserve-scheduler": asyncio.run(_scheduler()),
+        "fastserve-kvstore": _kvstore(),
+    }
+
+
+def _samples(registry: CollectorRegistry) -> Samples:
+    found = {sample.name: frozenset(sample.labels) for family in registry.collect() for sample in family.samples}
+    return {**found, "up": frozenset()}
+
+
+def _gateway() -> CollectorRegistry:
+    metrics = GatewayMetrics("a-model")
+    metrics.watch(running=float, waiting=float, connected=float)
+    metrics.admission_rejected("scheduler_queue")
+    metrics.http("/health", 200)
+    return metrics.registry
+
+
+async def _scheduler() -> Samples:
+    core = SchedulerCore(
+        CoreConfig(num_stages=1, block_size=16, max_batch_size=1, max_batch_tokens=64, max_model_len=64),
+        Profile(prefill=((1, 1000), (64, 9000)), decode=((1, 1, 1000),)),
+    )
+    core.handle(StageUp(0, 100), 0)
+    metrics = SchedulerMetrics()
+    metrics.refused(Refusal.TOO_LONG)
+    metrics.stage_lost(0, "stream")
+    metrics.swapped(SwapDirection.OUT, 0, 1)
+    metrics.swap_failed(0)
+    metrics.finished(Finished("a", StopReason.LENGTH, 0, 1, 0))
+    metrics.registry.register(SnapshotCollector(asyncio.get_running_loop(), lambda: take(core, True, 0)))
+    return await asyncio.to_thread(_samples, metrics.registry)
+
+
+def _kvstore() -> Samples:
+    with closing(Arena.open(1 << 16)) as arena:
+        return _samples(make_registry(HostStore(arena.kv_bytes, 1, 10**9), arena))

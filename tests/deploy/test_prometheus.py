@@ -1,0 +1,70 @@
+"""Alert rules: only about metrics that exist, and each proved to fire and to stay quiet."""
+
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from .dockerfile import ROOT
+from .exposed import exposed
+from .promql import complaints
+
+PROMETHEUS = ROOT / "deploy/prometheus"
+
+
+def alerts() -> list[dict[str, Any]]:
+    files = sorted((PROMETHEUS / "rules").glob("*.yml"))
+    groups = [group for path in files for group in yaml.safe_load(path.read_text())["groups"]]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
+def test_it_asks_for_what_the_services_expose(alert: dict[str, Any]) -> None:
+    assert complaints(alert["expr"]) == []
+
+
+def test_jobs_are_those_that_are_scraped() -> None:
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    assert {job["job_name"] for job in config["scrape_configs"]} == set(exposed())
+
+
+def test_what_is_not_exposed_is_noticed() -> None:
+    assert complaints('fastserve:no_such{job="fastserve-gateway"}') != []
+    assert complaints("fastserve:ready") != []
+    assert complaints('fastserve:ready{job="fastserve-gateway"}') != []
+    assert complaints('fastserve:ready{job="fastserve-scheduler",stage="0"}') != []
+    assert complaints('sum by (nothing) (fastserve:ready{job="fastserve-scheduler"})') != []
+    assert complaints('sum(fastserve:ready{job="fastserve-scheduler"})') == []
+
+
+def test_every_alert_is_shown_firing_and_quiet() -> None:
+    tests = yaml.safe_load((PROMETHEUS / "fastserve_test.yml").read_text())["tests"]
+    checks = [check for test in tests for check in test["alert_rule_test"]]
+    names = {alert["alert"] for alert in alerts()}
+    assert {check["alertname"] for check in checks if check["exp_alerts"]} == names
+    assert {check["alertname"] for check in checks if not check["exp_alerts"]} == names
+
+
+@pytest.mark.infra
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "rules", "rules/fastserve.yml"],
+        ["test", "rules", "fastserve_test.yml"],
+    ],
+    ids=["rules", "tests"],
+)
+def test_promtool_agrees(command: list[str], need: Callable[[str], None]) -> None:
+    need("promtool")
+    result = subprocess.run(["promtool", *command], cwd=PROMETHEUS, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.infra
+def test_promtool_takes_the_configuration(need: Callable[[str], None]) -> None:
+    need("promtool")
+    command = ["promtool", "check", "config", "--syntax-only", "prometheus.yml"]
+    result = subprocess.run(command, cwd=PROMETHEUS, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
