@@ -121,7 +121,7 @@ def test_what_is_set_arrives() -> None:
     assert gateway.seed == 11
     kvstore = parsed(by_name["kvstore"])
     assert isinstance(kvstore, KvStoreSettings)
-    assert (kvstore.host_kv_memory, kvstore.metrics_listen) == (2**30, "127.0.0.1:9101")
+    assert (kvstore.host_kv_memory, kvstore.metrics_listen) == (2**22, "127.0.0.1:9101"), "fake stages need little"
     assert {parsed(spec).log_level for spec in by_name.values()} == {"debug"}
     assert {parsed(spec).log_format for spec in by_name.values()} == {"json"}
 
@@ -194,3 +194,12 @@ def test_those_who_drain_get_their_time(make: Callable[[ServeSettings, str], Chi
     assert short is not None
     assert long is not None
     assert (long.stop_s - short.stop_s) == (99 if make is specs.scheduler else 0)
+
+
+def test_memory_for_kv_is_as_asked_unless_stages_are_fake() -> None:
+    for fake, expected in ((False, 2**30), (True, specs.FAKE_KV_BYTES)):
+        settings = ServeSettings(fake=fake, kv_memory=2**30, host_kv_memory=2**30)
+        kvstore, worker = specs.kvstore(settings, STATE), specs.workers(settings, STATE, MODEL)[0]
+        assert kvstore is not None
+        assert f"--host-kv-memory={expected}" in kvstore.argv
+        assert f"--kv-memory={expected}" in worker.argv

@@ -64,11 +64,19 @@ def child_environment(spec_environment: Mapping[str, str], inherited: Mapping[st
     return {**SERVICE_ENVIRONMENT, **kept, **spec_environment, SUPERVISOR_PID_ENV: str(os.getpid())}
 
 
+#: A block of a fake stage is as small as its token ids: a gibibyte of them would be millions of slots to keep account of.
+FAKE_KV_BYTES = 4 << 20
+
+
 def kvstore(settings: ServeSettings, state_url: str) -> ChildSpec | None:
     """None when no host memory is given: preempted requests are computed again then."""
     if settings.host_kv_memory == 0:
         return None
-    flags = [f"--node={NODE}", f"--host-kv-memory={settings.host_kv_memory}", f"--lock-memory={_lock_memory(settings)}"]
+    flags = [
+        f"--node={NODE}",
+        f"--host-kv-memory={_kv_bytes(settings, settings.host_kv_memory)}",
+        f"--lock-memory={_lock_memory(settings)}",
+    ]
     if settings.metrics_port:
         flags.append(f"--metrics-listen=127.0.0.1:{settings.metrics_port + 1}")
     argv = module_argv("fastserve_kvstore", *_common(settings, state_url), *flags)
@@ -81,7 +89,8 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
         f"--model-dir={model.model_dir}",
         f"--num-stages={settings.stages}",
         f"--node={NODE}",
-        *_given(settings, "device", "dtype", "linear", "threads", "kv_memory", "block_size", "max_model_len"),
+        *_given(settings, "device", "dtype", "linear", "threads", "block_size", "max_model_len"),
+        f"--kv-memory={_kv_bytes(settings, settings.kv_memory)}",
         *(_fake(settings, model) if settings.fake else []),
     ]
     return tuple(
@@ -94,6 +103,10 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
         )
         for stage in range(settings.stages)
     )
+
+
+def _kv_bytes(settings: EngineSettings, given: int) -> int:
+    return min(given, FAKE_KV_BYTES) if settings.fake else given
 
 
 def _fake(settings: EngineSettings, model: Model) -> list[str]:
