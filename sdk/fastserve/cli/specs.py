@@ -64,7 +64,7 @@ def child_environment(spec_environment: Mapping[str, str], inherited: Mapping[st
     return {**SERVICE_ENVIRONMENT, **kept, **spec_environment, SUPERVISOR_PID_ENV: str(os.getpid())}
 
 
-#: A block of a fake stage is as small as its token ids: a gibibyte of them would be millions of slots to keep account of.
+#: A block of a fake stage is as small as its token ids: a gibibyte would be millions of slots to keep account of.
 FAKE_KV_BYTES = 4 << 20
 
 
