@@ -57,6 +57,12 @@ def test_every_flag_reaches_the_core() -> None:
     )
 
 
+def test_long_prompts_are_cut_unless_told_otherwise() -> None:
+    assert load().core_config([READY]).prefill_chunk_tokens == 512
+    assert load("--max-num-batched-tokens", "100").core_config([READY]).prefill_chunk_tokens == 100
+    assert load("--prefill-chunk-tokens", "0").core_config([READY]).prefill_chunk_tokens == 0
+
+
 def test_a_flag_wins_over_the_preset() -> None:
     assert load("--preset", "paper").mlfq_config().alpha_ns == 300_000_000
     assert load("--preset", "paper", "--alpha-ms", "7").mlfq_config().alpha_ns == 7_000_000

@@ -14,6 +14,8 @@ from fastserve_scheduler.core.kv import KV_POLICIES
 from fastserve_scheduler.core.policies import POLICIES
 from fastserve_scheduler.messages import Ready
 
+#: Chunked prefill is on: whole, one long prompt would hold every stream for seconds.
+DEFAULT_CHUNK_TOKENS = 512
 _NS_PER_MS = 1_000_000
 _ANY_HOST = ("0.0.0.0", "[::]", "")
 
@@ -43,7 +45,11 @@ class SchedulerSettings(Settings):
 
     max_num_seqs: int = Field(16, ge=1, description="requests of one iteration")
     max_num_batched_tokens: int = Field(2048, ge=1, description="tokens of one iteration")
-    prefill_chunk_tokens: int = Field(0, ge=0, description="prompt tokens beside a full batch of decodes; 0: whole")
+    prefill_chunk_tokens: int | None = Field(
+        None,
+        ge=0,
+        description=f"prompt tokens beside a full batch of decodes; 0: whole (default: {DEFAULT_CHUNK_TOKENS} at most)",
+    )
     max_model_len: int = Field(0, ge=0, description="longest prompt with its answer; 0: what the stages serve")
     max_num_queued_reqs: int = Field(4096, ge=1, description="requests that may wait")
     max_num_queued_tokens: int = Field(4 << 20, ge=1, description="prompt tokens that may wait")
@@ -99,11 +105,18 @@ class SchedulerSettings(Settings):
 
     @model_validator(mode="after")
     def _together(self) -> Self:
-        if self.prefill_chunk_tokens > self.max_num_batched_tokens:
+        if self.chunk_tokens > self.max_num_batched_tokens:
             raise ValueError("--prefill-chunk-tokens must not exceed --max-num-batched-tokens")
         if self.max_num_queued_tokens < self.max_model_len:
             raise ValueError("--max-num-queued-tokens must hold one prompt of --max-model-len")
         return self
+
+    @property
+    def chunk_tokens(self) -> int:
+        """A long prompt must not stall everybody's next token for as long as it takes."""
+        if self.prefill_chunk_tokens is None:
+            return min(DEFAULT_CHUNK_TOKENS, self.max_num_batched_tokens)
+        return self.prefill_chunk_tokens
 
     def mlfq_config(self) -> MlfqConfig:
         given = {
@@ -135,7 +148,7 @@ class SchedulerSettings(Settings):
                 max_batch_size=self.max_num_seqs,
                 max_batch_tokens=self.max_num_batched_tokens,
                 max_model_len=max_model_len,
-                prefill_chunk_tokens=self.prefill_chunk_tokens,
+                prefill_chunk_tokens=self.chunk_tokens,
                 max_waiting_jobs=self.max_num_queued_reqs,
                 max_waiting_tokens=self.max_num_queued_tokens,
                 policy=self.policy,
