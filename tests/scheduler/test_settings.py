@@ -24,6 +24,7 @@ def test_defaults_follow_the_stages() -> None:
         max_batch_size=16,
         max_batch_tokens=2048,
         max_model_len=2048,
+        prefill_chunk_tokens=512,
         mlfq=MlfqConfig(),
         kv_block_bytes=1024,
     )
