@@ -14,7 +14,13 @@ from fastserve_gateway.request import GenerationRequest
 
 router = APIRouter()
 
-_STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "Events, ending in `data: [DONE]`."}}}
+#: Of one event, as tools that read streams take it.
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON; in the last event `[DONE]`."}},
+    "required": ["data"],
+}
+_STREAM = {"text/event-stream": {"schema": _EVENT}}
 
 
 @router.post(
