@@ -5,14 +5,10 @@ the KV policy (`kv/`), the batch former, the door, the rescue. KV changes hands 
 """
 
 from fastserve_scheduler.core.admission import Door
-from fastserve_scheduler.core.appetite import Appetite
 from fastserve_scheduler.core.batch import Batch, BatchFormer, Pick, Shortage
-from fastserve_scheduler.core.blocks import BlockPool
 from fastserve_scheduler.core.commands import Command, FinishJob, FinishReason, PlanItem, RaiseEpoch, RunIteration
 from fastserve_scheduler.core.config import CoreConfig
-from fastserve_scheduler.core.deadlines import DeadlineIndex
 from fastserve_scheduler.core.due_clock import DueClock
-from fastserve_scheduler.core.enst import Enst, EnstErrors
 from fastserve_scheduler.core.events import (
     Event,
     HostSlotsGranted,
@@ -30,16 +26,12 @@ from fastserve_scheduler.core.flight import Flight
 from fastserve_scheduler.core.history import Happening, History, Moment
 from fastserve_scheduler.core.invariants import check
 from fastserve_scheduler.core.job import NOT_IN_FLIGHT, Job
-from fastserve_scheduler.core.kv import KV_POLICIES, Surroundings
-from fastserve_scheduler.core.line import Line
-from fastserve_scheduler.core.link import Link
+from fastserve_scheduler.core.memory import Memory
 from fastserve_scheduler.core.policies import POLICIES
 from fastserve_scheduler.core.prediction import Predictor
 from fastserve_scheduler.core.profile import Profile
-from fastserve_scheduler.core.ranking import EnstRanking, OrderRanking
 from fastserve_scheduler.core.rescue import Rescue
 from fastserve_scheduler.core.snapshot import Counters, Snapshot, take
-from fastserve_scheduler.core.tiers import Tiers
 from fastserve_scheduler.core.wait_clock import WaitClock
 
 
@@ -59,22 +51,15 @@ class SchedulerCore:
         self.predictor = Predictor(profile)
         self.order = POLICIES[config.policy](config.mlfq, self.predictor, config.max_model_len)
         self.clock = WaitClock(config.mlfq.alpha_ns, config.service_classes)
-        self.enst = Enst(config, self.order, self.clock)
-        self.enst_errors = EnstErrors()
-        deadlines = DeadlineIndex(self.clock) if config.kv_ranking == "enst" and self.enst.known else None
-        self.line = Line(self.order, deadlines)
-        self.pool = BlockPool(config.block_size)
         self._history = History()
-        link = Link(config.kv_block_bytes, profile.min_decode_ns)
-        self.tiers = Tiers(self.pool, self.line, self._history, link, self.enst, config.num_stages)
+        memory = Memory.of(config, profile, self.order, self.clock, self._history)
+        self.pool, self.line, self.tiers, self.enst = memory.pool, memory.line, memory.tiers, memory.enst
         self.rescue = Rescue(self.order, self.clock, self.tiers, self._record)
         self.due_clock = DueClock()
         self.num_flying = 0
         self.waiting_prompt_tokens = 0
-        self._appetite = Appetite(config)
-        ranking = OrderRanking(self.line) if deadlines is None else EnstRanking(self.enst, deadlines)
-        kv = KV_POLICIES[config.kv_policy](Surroundings(config, self.line, self.tiers, ranking, self._appetite))
-        self._former = BatchFormer(config, self.order, self.line, self.tiers, kv)
+        self._appetite = memory.appetite
+        self._former = BatchFormer(config, self.order, self.line, self.tiers, memory.kv)
         self._door = Door(config, self.pool, self.predictor)
         self._stage_blocks: dict[int, int] = {}
         self._was_ready = False
@@ -236,10 +221,10 @@ class SchedulerCore:
                 self.tiers.host.grant(slots)
             case HostStoreDown():
                 self.tiers.host_fell()
-            case SwapDone():
-                if not 0 <= event.stage < self.config.num_stages:
-                    raise ValueError(f"stage {event.stage} cannot have swapped, of {self.config.num_stages} stages")
-                if event.epoch == self.epoch:
+            case SwapDone(_, stage, epoch):
+                if not 0 <= stage < self.config.num_stages:
+                    raise ValueError(f"stage {stage} cannot have swapped, of {self.config.num_stages} stages")
+                if epoch == self.epoch:
                     self.tiers.landed(event)
 
     # ---- states of a job
@@ -342,10 +327,8 @@ class SchedulerCore:
                 self._record(job, Happening.PREFILL, seq)
                 again = min(job.high_water, job.computed + pick.num_tokens) - job.computed
                 self.counters.recomputed_tokens += max(0, again)
-            job.seq, job.fresh, job.rescued = seq, False, False
-            if job.promised_ns:
-                self.enst_errors.observe(self._now_ns - job.promised_ns)
-                job.promised_ns = 0
+            job.seq, job.rescued = seq, False
+            self.tiers.runs(job)
             self._leave_clock(job)
         self.num_flying += len(picks)
         self.counters.iterations += bool(picks)

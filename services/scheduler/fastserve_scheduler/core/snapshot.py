@@ -154,6 +154,6 @@ def _swap(core: SchedulerCore) -> SwapSnapshot:
         clean_blocks_reused=tiers.counters.clean_blocks_reused,
         promotions_put_off=core.rescue.put_off,
         blocked_ns=core.due_clock.blocked_ns,
-        enst_error_counts=tuple(core.enst_errors.counts),
-        enst_error_sum_ns=core.enst_errors.sum_ns,
+        enst_error_counts=tuple(tiers.enst_errors.counts),
+        enst_error_sum_ns=tiers.enst_errors.sum_ns,
     )

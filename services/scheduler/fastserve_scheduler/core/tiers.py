@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fastserve_scheduler.core.blocks import BlockPool
 from fastserve_scheduler.core.commands import Command, FreeHost, KeepHost, SwapDirection
-from fastserve_scheduler.core.enst import Enst
+from fastserve_scheduler.core.enst import Enst, EnstErrors
 from fastserve_scheduler.core.events import SwapDone
 from fastserve_scheduler.core.history import Happening, History
 from fastserve_scheduler.core.host import HostCopy, HostSlots
@@ -37,6 +37,7 @@ class Tiers:
         self.host = HostSlots()
         self.swaps = Swaps(num_stages)
         self.counters = SwapCounters()
+        self.enst_errors = EnstErrors()
         #: Time of the event being handled.
         self.now_ns = 0
         self._history, self._enst = history, enst
@@ -57,6 +58,13 @@ class Tiers:
         self.pool.grow(job.table, num_tokens)
         if job.kv is KvState.ABSENT:
             self._move(job, KvState.DEVICE)
+
+    def runs(self, job: Job) -> None:
+        """The job is in a batch now."""
+        job.fresh = False
+        if job.promised_ns:
+            self.enst_errors.observe(self.now_ns - job.promised_ns)
+            job.promised_ns = 0
 
     def give_up_device(self, job: Job) -> None:
         """The blocks are free at once; what the host has of the job stays, the rest is computed again."""
