@@ -15,6 +15,8 @@ OUT, IN = SwapDirection.OUT, SwapDirection.IN
 
 #: The first request; "it" in the tests.
 IT = 1
+#: It runs for a third of a second, so that it is still there when the others come.
+ITERATION_NS = 3_000_000
 FLAGS = ("--policy", "srpt", "--max-num-seqs", "2", "--reattach-grace", "0", "--swap-timeout", "0.5")
 
 
@@ -25,6 +27,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _cluster(folder: Path, policy: str = "reactive", options: FakeOptions | None = None) -> SwapCluster:
     """Forty blocks; two of the others fill them."""
+    options = options or FakeOptions(iteration_ns=ITERATION_NS, token_ns=1_000)
     flags = [*FLAGS, "--kv-policy", policy]
     return SwapCluster(folder, 2, num_blocks=40, num_slots=256, options=options, flags=flags)
 
@@ -129,7 +132,7 @@ async def test_an_abort_gives_back_every_block_and_slot(tmp_path: Path, state: s
 async def test_a_stage_that_loses_a_report_is_given_up(
     tmp_path: Path, abort: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = FakeOptions(iteration_ns=200_000, token_ns=1_000, lost_swaps=frozenset({1}))
+    options = FakeOptions(iteration_ns=ITERATION_NS, token_ns=1_000, lost_swaps=frozenset({1}))
     async with _cluster(tmp_path, options=options) as cluster:
         gateway = await cluster.gateway()
         asked = await _begin_out(cluster, gateway)
@@ -142,7 +145,9 @@ async def test_a_stage_that_loses_a_report_is_given_up(
 
 
 async def test_a_swap_that_fails_costs_its_request_its_kv_and_no_token(tmp_path: Path) -> None:
-    options = FakeOptions(iteration_ns=200_000, token_ns=1_000, failed_swaps=dict.fromkeys(range(1, 40, 2), "ordered"))
+    options = FakeOptions(
+        iteration_ns=ITERATION_NS, token_ns=1_000, failed_swaps=dict.fromkeys(range(1, 40, 2), "ordered")
+    )
     async with _cluster(tmp_path, options=options) as cluster:
         for answer, expected in await _begin_out(cluster, await cluster.gateway()):
             assert (await answer.done()).ids == expected

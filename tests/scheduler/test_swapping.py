@@ -55,11 +55,11 @@ async def test_without_room_on_the_host_requests_are_computed_again(
 @pytest.mark.parametrize("policy", SWAPPING)
 async def test_slow_swaps_of_others_do_not_hold_up_a_prompt_that_fills_the_pool(tmp_path: Path, policy: str) -> None:
     """Copies that have landed belong to requests behind the one that needs their blocks: nothing may wait for ever."""
-    options = FakeOptions(iteration_ns=200_000, token_ns=1_000, swap_ns=200_000_000)
+    options = FakeOptions(iteration_ns=5_000_000, token_ns=1_000, swap_ns=200_000_000)
     flags = ["--kv-policy", policy, "--policy", "srpt", "--max-num-seqs", "3"]
     async with SwapCluster(tmp_path, 2, num_blocks=48, num_slots=64, options=options, flags=flags) as cluster:
         gateway = await cluster.gateway()
-        low = [await ask(gateway, n, 12, 16) for n in range(3)]
+        low = [await ask(gateway, n, 12, 36) for n in range(3)]
         await until(lambda: all(answer.ids for answer, _ in low))
         first = await ask(gateway, 3, 156, 4)
         await until(lambda: any(order.direction is SwapDirection.IN for order in cluster.script.begun))
