@@ -225,8 +225,10 @@ class RequestBuilder:
             ids = prompt
         if not ids:
             raise checks.refuse("prompt", "is empty: it has no tokens")
+        # The length first: it bounds the work of everything after it.
+        max_tokens = _max_tokens(checks, fields, len(ids), max_model_len, min_tokens)
         self._check_ids(checks, "prompt", ids)
-        return Prompt(ids, text, _max_tokens(checks, fields, len(ids), max_model_len, min_tokens))
+        return Prompt(ids, text, max_tokens)
 
     def _check_text(self, checks: Checks, text: str, max_model_len: int) -> None:
         """Refuse what cannot fit before time is spent on splitting it into tokens."""

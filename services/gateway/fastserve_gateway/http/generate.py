@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fastserve_gateway.engine.engine import Engine
+from fastserve_gateway.http.bodies import BodyRoute
 from fastserve_gateway.http.exchange import StreamedAnswer, answer_whole
 from fastserve_gateway.http.middleware import REQUEST_ID
 from fastserve_gateway.http.requests import ChatCompletionRequest, CompletionRequest
@@ -12,7 +13,7 @@ from fastserve_gateway.http.routes import GENERATION_ERRORS, EngineOf, errors
 from fastserve_gateway.http.shapes import ChatShape, CompletionShape, Shape
 from fastserve_gateway.request import GenerationRequest
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 #: Of one event, as tools that read streams take it.
 _EVENT = {

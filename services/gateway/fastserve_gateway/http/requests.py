@@ -5,7 +5,7 @@ constants that request.py enforces.
 """
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -210,12 +210,12 @@ class CompletionRequest(_Generation):
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """The validator saw to it that all items are of one kind."""
     if isinstance(prompt, str):
         return [prompt]
-    ids = [item for item in prompt if isinstance(item, int)]
-    if ids:
-        return [ids]  # the validator saw to it that all items are of one kind
-    return [item for item in prompt if not isinstance(item, int)]
+    if prompt and isinstance(prompt[0], int):
+        return [prompt]
+    return cast("list[str | list[int]]", prompt)
 
 
 class TextPart(_Strict):

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from fastserve_common.errors import UnavailableError
 from fastserve_gateway.codec import DEFAULT_RETRY_MS
 from fastserve_gateway.engine.engine import Engine
+from fastserve_gateway.http.bodies import BodyRoute
 from fastserve_gateway.http.requests import DetokenizeRequest, TokenizeRequest
 from fastserve_gateway.http.responses import (
     DetokenizeResponse,
@@ -21,7 +22,7 @@ from fastserve_gateway.http.responses import (
 from fastserve_gateway.http.routes import BODY_ERRORS, EngineOf, errors
 from fastserve_gateway.metrics import CONTENT_TYPE
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 VERSION = importlib.metadata.version("fastserve")
 _STARTED_S = int(time.time())

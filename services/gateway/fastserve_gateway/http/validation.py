@@ -11,6 +11,7 @@ _WORDS = {
     "extra_forbidden": "is not a field of this request",
     "missing": "is required",
     "model_attributes_type": "must be a JSON object (send `Content-Type: application/json`)",
+    "model_type": "must be a JSON object (send `Content-Type: application/json`)",
     "dict_type": "must be a JSON object (send `Content-Type: application/json`)",
 }
 

@@ -52,7 +52,8 @@ class TextModel:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """`work` on something of `size`: here when it is small, else on one of the threads for long texts."""
         if size <= INLINE_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -61,11 +62,11 @@ class TextModel:
         def work() -> list[int]:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-        return await self._run(len(text), work)
+        return await self.run(len(text), work)
 
     async def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens spelled out."""
-        return await self._run(len(ids), lambda: self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return await self.run(len(ids), lambda: self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     async def prompt_text(self, ids: Sequence[int]) -> str:
         """A prompt given as ids, as text, for `echo`: without the bytes of a character that it leaves unfinished,
@@ -77,7 +78,7 @@ class TextModel:
                 return text.removesuffix("\ufffd")
             return text
 
-        return await self._run(len(ids), work)
+        return await self.run(len(ids), work)
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool, variables: Mapping[str, object]
@@ -91,7 +92,7 @@ class TextModel:
             return template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
 
         size = sum(len(str(message.get("content", ""))) for message in messages)
-        return await self._run(size, work)
+        return await self.run(size, work)
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         """For one answer; `prompt_ids` are the context in which it is shown."""
