@@ -27,7 +27,7 @@ from fastserve_scheduler.core.policies import POLICIES
 from .device import Device
 from .support import MS, PROFILE
 
-STEPS = 1200
+STEPS = 800
 
 
 @dataclass
@@ -160,7 +160,7 @@ def _num_blocks(seed: int) -> int:
 def test_every_value_is_right_on_either_tier_whatever_happens(kv_policy: str, kv_ranking: KvRanking) -> None:
     swapped = dict.fromkeys(SwapDirection, 0)
     failed = reused = 0
-    for seed in range(24):
+    for seed in range(15):
         chaos = Chaos(seed, "skip-join-mlfq", kv_policy, kv_ranking, _num_blocks(seed), (1000, 6, 1)[seed % 3])
         chaos.run()
         counters = chaos.core.tiers.counters
@@ -168,16 +168,16 @@ def test_every_value_is_right_on_either_tier_whatever_happens(kv_policy: str, kv
             swapped[direction] += counters.swaps[direction]
         failed += counters.failed
         reused += counters.clean_blocks_reused
-    assert swapped[SwapDirection.OUT] > 600
-    assert swapped[SwapDirection.IN] > 400
-    assert failed > 10, "failed copies were not met"
-    assert reused > 50, "clean copies were not met"
+    assert swapped[SwapDirection.OUT] > 250
+    assert swapped[SwapDirection.IN] > 150
+    assert failed > 5, "failed copies were not met"
+    assert reused > 20, "clean copies were not met"
 
 
 @pytest.mark.parametrize("kv_policy", ["proactive", "reactive"])
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_any_order_may_swap(policy: str, kv_policy: str) -> None:
-    for seed in range(6):
+    for seed in range(3):
         Chaos(100 + seed, policy, kv_policy, "enst", _num_blocks(seed), (1000, 4)[seed % 2]).run()
 
 
@@ -191,7 +191,7 @@ def test_the_same_events_give_the_same_swaps(kv_policy: str) -> None:
 
 @pytest.mark.parametrize("kv_policy", ["proactive", "reactive"])
 def test_without_host_slots_it_is_recompute(kv_policy: str) -> None:
-    for seed in range(6):
+    for seed in range(3):
         swapping = Chaos(seed, "skip-join-mlfq", kv_policy, "order", 12, 0)
         swapping.run()
         recomputing = SchedulerCore(Chaos(seed, "skip-join-mlfq", "recompute", "order", 12, 0).config, PROFILE)
