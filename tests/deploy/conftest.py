@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def need(skip_or_fail: Callable[[str], None]) -> Callable[[str], None]:
     """`need("promtool")`, a program or a Python module: skips where it is not installed."""
 

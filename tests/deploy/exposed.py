@@ -5,7 +5,8 @@ import functools
 from collections.abc import Mapping
 from contextlib import closing
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from fastserve_gateway.metrics import Metrics as GatewayMetrics
 from fastserve_kvstore.arena import Arena
@@ -28,29 +29,36 @@ Samples = Mapping[str, frozenset[str]]
 
 
 @functools.cache
-def exposed() -> Mapping[str, Samples]:
-    """Labels by name of the sample, by job."""
+def expositions() -> Mapping[str, bytes]:
+    """What a scrape gets, by job."""
     return {
-        "fastserve-gateway": _samples(_gateway()),
+        "fastserve-gateway": _gateway(),
         "fastserve-scheduler": asyncio.run(_scheduler()),
         "fastserve-kvstore": _kvstore(),
     }
 
 
-def _samples(registry: CollectorRegistry) -> Samples:
-    found = {sample.name: frozenset(sample.labels) for family in registry.collect() for sample in family.samples}
+@functools.cache
+def exposed() -> Mapping[str, Samples]:
+    """Labels by name of the sample, by job."""
+    return {job: _samples(text.decode()) for job, text in expositions().items()}
+
+
+def _samples(text: str) -> Samples:
+    families = text_string_to_metric_families(text)
+    found = {sample.name: frozenset(sample.labels) for family in families for sample in family.samples}
     return {**found, "up": frozenset()}
 
 
-def _gateway() -> CollectorRegistry:
+def _gateway() -> bytes:
     metrics = GatewayMetrics("a-model")
     metrics.watch(running=float, waiting=float, connected=float)
     metrics.admission_rejected("scheduler_queue")
     metrics.http("/health", 200)
-    return metrics.registry
+    return metrics.render()
 
 
-async def _scheduler() -> Samples:
+async def _scheduler() -> bytes:
     core = SchedulerCore(
         CoreConfig(num_stages=1, block_size=16, max_batch_size=1, max_batch_tokens=64, max_model_len=64),
         Profile(prefill=((1, 1000), (64, 9000)), decode=((1, 1, 1000),)),
@@ -63,9 +71,9 @@ async def _scheduler() -> Samples:
     metrics.swap_failed(0)
     metrics.finished(Finished("a", StopReason.LENGTH, 0, 1, 0))
     metrics.registry.register(SnapshotCollector(asyncio.get_running_loop(), lambda: take(core, True, 0)))
-    return await asyncio.to_thread(_samples, metrics.registry)
+    return await asyncio.to_thread(generate_latest, metrics.registry)
 
 
-def _kvstore() -> Samples:
+def _kvstore() -> bytes:
     with closing(Arena.open(1 << 16)) as arena:
-        return _samples(make_registry(HostStore(arena.kv_bytes, 1, 10**9), arena))
+        return generate_latest(make_registry(HostStore(arena.kv_bytes, 1, 10**9), arena))
