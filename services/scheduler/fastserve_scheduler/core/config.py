@@ -93,7 +93,7 @@ class CoreConfig:
     policy: str = "skip-join-mlfq"
     mlfq: MlfqConfig = field(default_factory=MlfqConfig)
     service_classes: tuple[tuple[str, int], ...] = ()
-    kv_policy: str = "recompute"
+    kv_policy: str = "proactive"
     kv_ranking: KvRanking = "order"
     kv_block_bytes: int = 0
     swap_reserve_min_percent: int = 2
