@@ -24,6 +24,18 @@ def lost_kv_at(journal: Path, kind: str) -> dict[int, set[int]]:
     return positions
 
 
+def lost_turn_at(journal: Path) -> dict[int, set[int]]:
+    """Job id -> how many tokens of its answer it had when another one ran instead, for batches of one."""
+    positions: dict[int, set[int]] = defaultdict(set)
+    running, tokens = 0, 0
+    for _, _, _, items, *_ in _plans(journal):
+        ((_, job_id, _, _, sample, position, _),) = items
+        if job_id != running and running:
+            positions[running].add(tokens)
+        running, tokens = job_id, position + 1 if sample else 0
+    return positions
+
+
 def _plans(journal: Path) -> list[list[Any]]:
     with journal.open() as lines:
         next(lines)

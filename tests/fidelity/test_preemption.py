@@ -12,7 +12,7 @@ from .cluster import Cluster, Plan, cluster
 from .forms import FORMS
 from .models import BLOCK_SIZE
 from .oracle import Oracle
-from .preempted import lost_kv_at
+from .preempted import lost_kv_at, lost_turn_at
 
 #: Two requests that take turns; their prompts alone fill more than half of the small pool.
 PROMPTS = (
@@ -84,9 +84,13 @@ async def test_preempted_at_every_position(
     every = pairs(oracle("llama"))
     async with cluster(tmp_path, model_dir("llama"), profiles, plan) as served:
         for cases, form in zip(every, ("gRPC", "HTTP stream", "gRPC stream"), strict=True):
-            assert await take_turns(served, cases, form, oracle("llama")) > NUM_TOKENS
-    positions = lost_kv_at(journal, "swap" if means in SWAPPING else "recompute")
-    assert len(positions) == 2 * len(every)
+            await take_turns(served, cases, form, oracle("llama"))
+    check_positions(lost_kv_at(journal, "swap" if means in SWAPPING else "recompute"), 2 * len(every))
+
+
+def check_positions(positions: dict[int, set[int]], num_jobs: int) -> None:
+    """One may end long before the other, or begin long after; but between them they leave nothing out."""
+    assert len(positions) == num_jobs
     for job_id, at in positions.items():
         missed = set(range(1, NUM_TOKENS)) - at
         assert len(missed) < NUM_TOKENS // 2, f"job {job_id} was not preempted after token {sorted(missed)}"
@@ -97,11 +101,13 @@ async def test_turns_are_lost_at_every_position(
     tmp_path: Path, model_dir: Callable[[str], Path], oracle: Callable[[str], Oracle], profiles: Path
 ) -> None:
     """Nobody's KV moves: one runs at a time, and both stay on the device."""
-    async with cluster(
-        tmp_path, model_dir("llama"), profiles, Plan(scheduler_flags=(*TURNS, *ONE_AT_A_TIME))
-    ) as served:
-        for cases, form in zip(pairs(oracle("llama")), ("gRPC stream", "HTTP", "gRPC"), strict=True):
-            assert await take_turns(served, cases, form, oracle("llama")) > 2 * (NUM_TOKENS - 3)
+    journal = tmp_path / "journal"
+    plan = Plan(scheduler_flags=(*TURNS, *ONE_AT_A_TIME, "--journal", str(journal)))
+    every = pairs(oracle("llama"))
+    async with cluster(tmp_path, model_dir("llama"), profiles, plan) as served:
+        for cases, form in zip(every, ("gRPC stream", "HTTP", "gRPC"), strict=True):
+            await take_turns(served, cases, form, oracle("llama"))
+    check_positions(lost_turn_at(journal), 2 * len(every))
 
 
 @pytest.mark.parametrize("means", [pytest.param(name, marks=FULL) for name in MEANS])
