@@ -108,17 +108,24 @@ def run_peer(command: Sequence[str], env: dict[str, str], result: Result) -> Non
     result.tokens = result.tokens or answer["tokens"]
 
 
-async def control_plane_s(where: Cluster, streams: int) -> float:
-    """Seconds per iteration of a full batch when computing costs nothing: plan, RPC, codec, result, streaming."""
+async def control_plane_s(where: Cluster, clients: int, streamed: bool) -> float:
+    """Seconds per iteration of a full batch when computing costs nothing: plan, RPC, codec, bookkeeping, result.
+
+    `streamed`: the gateway also sends every token to its client as it comes, on the same cores.
+    """
     async with AsyncClient(where.grpc, timeout_s=PEER_TIMEOUT_S) as client:
 
         async def one(index: int) -> None:
-            async for _ in client.stream([index + 1] * 8, max_tokens=CONTROL_TOKENS, temperature=0.0, ignore_eos=True):
-                pass
+            prompt = [index + 1] * 8
+            if streamed:
+                async for _ in client.stream(prompt, max_tokens=CONTROL_TOKENS, temperature=0.0, ignore_eos=True):
+                    pass
+            else:
+                await client.generate(prompt, max_tokens=CONTROL_TOKENS, temperature=0.0, ignore_eos=True)
 
-        await asyncio.gather(*(one(i) for i in range(streams)))
+        await asyncio.gather(*(one(i) for i in range(clients)))
         start_s = time.perf_counter()
-        await asyncio.gather(*(one(i) for i in range(streams)))
+        await asyncio.gather(*(one(i) for i in range(clients)))
         return (time.perf_counter() - start_s) / CONTROL_TOKENS
 
 
@@ -207,15 +214,17 @@ def main() -> int:
     with cluster(
         args.model, ("--fake", "--fake-iteration-ms", "0.001", "--fake-token-us", "0.001", "--stages", "1")
     ) as where:
-        control_s = asyncio.run(control_plane_s(where, 16))
+        control_s, streamed_s = (asyncio.run(control_plane_s(where, 16, streamed)) for streamed in (False, True))
     text = table(results, requests)
-    print(f"\n{text}\ncontrol plane: {control_s * 1e3:.2f} ms per iteration at batch 16 (one stage, nothing computed)")
+    print(f"\n{text}\ncontrol plane, batch 16, one stage, nothing computed: {control_s * 1e3:.2f} ms per iteration")
+    print(f"the same with every token streamed to its client: {streamed_s * 1e3:.2f} ms per iteration")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         payload = {
             "prompt_tokens": prompt_tokens,
             "output_tokens": output_tokens,
             "control_plane_s": control_s,
+            "control_plane_streamed_s": streamed_s,
             "engines": {n: {"walls_s": r.walls_s, "decode_s": r.decode_s} for n, r in results.items()},
         }
         (args.out / "engine.json").write_text(json.dumps(payload, indent=1) + "\n")
