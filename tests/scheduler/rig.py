@@ -248,6 +248,15 @@ class Cluster:
         async with open_channel(self.address) as channel:
             return await scheduler_pb2_grpc.SchedulerStub(channel).GetState(scheduler_pb2.GetStateRequest())
 
+    def has_accepted(self, num_jobs: int) -> Callable[[], Awaitable[bool]]:
+        """Whether the scheduler knows of `num_jobs` jobs: a `submit` that returned is only on its way."""
+
+        async def accepted() -> bool:
+            state = await self.state()
+            return state.running + state.waiting >= num_jobs
+
+        return accepted
+
     async def ledger_is_clean(self) -> bool:
         state = await self.state()
         return (

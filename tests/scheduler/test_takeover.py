@@ -191,9 +191,10 @@ async def test_what_does_not_finish_in_time_is_told_so(tmp_path: Path) -> None:
         gateway = await cluster.gateway()
         script = cluster.rig.scripts[0]
         script.gate.clear()
-        running, waiting = await gateway.submit(PROMPT, 30), None
+        running = await gateway.submit(PROMPT, 30)
         await until(lambda: bool(script.plans))
         waiting = await gateway.submit(PROMPT, 30)
+        await until_async(cluster.has_accepted(2))  # else the drain may come first, and refuses
         cluster.schedulers[0].stop.set()
         assert (await waiting.done()).reason == "CANCELLED"
         script.gate.set()
