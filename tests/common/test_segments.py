@@ -1,15 +1,18 @@
 """Shared memory with an owner: nothing of the living is touched, nothing of the dead stays."""
 
+import contextlib
 import errno
+import fcntl
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from fastserve_common import segments
-from fastserve_common.segments import SHM_DIR, OwnedSegment, attach, process_start_ticks, sweep
+from fastserve_common.segments import PREFIX, SHM_DIR, OwnedSegment, attach, sweep
 
 MAKE_AND_WAIT = """
 import sys
@@ -45,11 +48,10 @@ def test_two_processes_map_one_segment(other_process: tuple[subprocess.Popen[str
 def test_a_sweep_leaves_the_living_alone_and_removes_the_dead(other_process: tuple[subprocess.Popen[str], str]) -> None:
     process, name = other_process
     assert name not in sweep()
-    assert name not in sweep(process.pid)
+    assert (SHM_DIR / name).exists()
     process.kill()
     process.wait()
-    assert sweep(process.pid + 1) == []
-    assert sweep(process.pid) == [name]
+    sweep()
     assert not (SHM_DIR / name).exists()
 
 
@@ -65,7 +67,7 @@ def test_a_mapping_outlives_the_name(other_process: tuple[subprocess.Popen[str],
 def test_the_name_says_who_made_it_and_unlink_may_be_repeated() -> None:
     segment = OwnedSegment.create(4096)
     try:
-        assert segment.name == f"fastserve-kv-{os.getpid()}-{process_start_ticks(os.getpid())}"
+        assert re.fullmatch(rf"{PREFIX}{os.getpid()}-[0-9a-f]{{16}}", segment.name)
         assert (SHM_DIR / segment.name).stat().st_size == 4096
     finally:
         segment.unlink()
@@ -89,19 +91,55 @@ def test_only_segments_of_ours_are_attached(name: str) -> None:
         attach(name)
 
 
-def test_an_empty_segment_of_a_living_maker_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    pid = os.getpid()
-    path = SHM_DIR / f"{segments.PREFIX}{pid}-{process_start_ticks(pid)}"
-    path.touch()
+def test_segments_of_one_process_id_do_not_meet() -> None:
+    """Two daemons that are process 1 of their containers."""
+    first, second = OwnedSegment.create(4096), OwnedSegment.create(4096)
     try:
-        assert path.name not in sweep()
-        stale = path.with_name(f"{segments.PREFIX}{pid}-1")  # the same id, another process
-        path.rename(stale)
-        assert stale.name in sweep()
+        assert first.name != second.name
+        assert not {first.name, second.name} & set(sweep())
     finally:
-        path.unlink(missing_ok=True)
+        first.unlink()
+        second.unlink()
 
 
-def test_asking_for_a_process_that_is_not_there() -> None:
-    with pytest.raises(ProcessLookupError):
-        process_start_ticks(2**22 + 1)
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs namespaces of process ids")
+def test_owners_in_other_namespaces_of_process_ids_are_told_dead_from_living() -> None:
+    """Both are process 1 where they live; one ends, and its memory goes while the other's stays."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", MAKE_AND_WAIT]
+    with contextlib.ExitStack() as stack:
+        owners = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for _ in range(2)
+        ]
+        for owner in owners:
+            stack.callback(owner.kill)
+        names = [owner.stdout.readline().strip() for owner in owners if owner.stdout is not None]
+        if not all(names):
+            pytest.skip("this system gives no namespaces of process ids")
+        assert all(name.startswith(f"{PREFIX}1-") for name in names)
+        owners[0].communicate()  # its input ends, and so does it
+        sweep()
+        assert [(SHM_DIR / name).exists() for name in names] == [False, True]
+        owners[1].communicate()
+        sweep()
+        assert not (SHM_DIR / names[1]).exists()
+
+
+def test_a_segment_swept_before_it_was_locked_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep may see the name before its maker has the lock."""
+    swept: list[str] = []
+    lock = fcntl.flock
+
+    def sweep_first(fd: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX and not swept:
+            swept.extend(sweep())
+        lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
+    segment = OwnedSegment.create(4096)
+    try:
+        assert any(name.startswith(f"{PREFIX}{os.getpid()}-") for name in swept)
+        assert segment.name not in swept
+        assert (SHM_DIR / segment.name).stat().st_size == 4096
+    finally:
+        segment.unlink()

@@ -1,30 +1,21 @@
 """POSIX shared memory segments with an owner: who made one, whether they live, and how what they left is removed.
 
-A segment's name carries its maker's process id and start time, for people and for a supervisor that has to clean up
-after a killed child. Whether the owner lives is decided by a file lock, which the kernel drops with the last of the
-owner: process ids repeat, and two containers may share one /dev/shm without sharing process ids.
+Whether the owner lives is decided by a file lock, which the kernel drops with the last of the owner: process ids
+repeat, and two containers may share one /dev/shm without sharing process ids. In each of them the owner may be process
+1, so a segment's name carries the maker's process id for people, and random digits that tell it from every other.
 """
 
 import contextlib
 import fcntl
 import mmap
 import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "fastserve-kv-"
-
-
-def process_start_ticks(pid: int) -> int:
-    """When `pid` started, in clock ticks since boot. Raises ProcessLookupError when there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError as error:
-        raise ProcessLookupError(pid) from error
-    # The command's name stands in parentheses and may hold anything; fields are counted after the last one.
-    return int(stat.rpartition(")")[2].split()[19])
 
 
 @dataclass(slots=True)
@@ -41,17 +32,11 @@ class OwnedSegment:
 
         Raises OSError (ENOSPC) when /dev/shm cannot hold it; nothing is left behind then.
         """
-        pid = os.getpid()
-        name = f"{PREFIX}{pid}-{process_start_ticks(pid)}"
-        path = SHM_DIR / name
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()  # an earlier segment of this very process
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        name, fd = _make_locked()
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # waits only for a sweep that is looking at it
             os.posix_fallocate(fd, 0, size_bytes)
         except OSError:
-            path.unlink(missing_ok=True)
+            (SHM_DIR / name).unlink(missing_ok=True)
             os.close(fd)
             raise
         return cls(name, size_bytes, fd)
@@ -78,10 +63,20 @@ def attach(name: str) -> mmap.mmap:
         os.close(fd)
 
 
-def sweep(pid: int | None = None) -> list[str]:
-    """Unlink the segments whose owner is dead; with `pid`, only those that this process made. Returns their names."""
-    prefix = PREFIX if pid is None else f"{PREFIX}{pid}-"
-    return [path.name for path in sorted(SHM_DIR.glob(prefix + "*")) if _unlink_if_dead(path)]
+def sweep() -> list[str]:
+    """Unlink the segments whose owner is dead. Returns their names."""
+    return [path.name for path in sorted(SHM_DIR.glob(PREFIX + "*")) if _unlink_if_dead(path)]
+
+
+def _make_locked() -> tuple[str, int]:
+    """Name and descriptor of an empty segment that no sweep removes."""
+    while True:
+        name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        fd = os.open(SHM_DIR / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)  # waits only for a sweep that is looking at it
+        if os.fstat(fd).st_nlink:
+            return name, fd
+        os.close(fd)  # that sweep was faster and took it for a dead owner's
 
 
 def _unlink_if_dead(path: Path) -> bool:
@@ -92,8 +87,6 @@ def _unlink_if_dead(path: Path) -> bool:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if os.fstat(fd).st_size == 0 and _maker_lives(path.name):
-            return False  # made a moment ago and not locked yet
         path.unlink(missing_ok=True)
         return True
 
@@ -109,11 +102,3 @@ def _opened(path: Path) -> Iterator[int | None]:
         yield fd
     finally:
         os.close(fd)
-
-
-def _maker_lives(name: str) -> bool:
-    pid, _, start_ticks = name.removeprefix(PREFIX).partition("-")
-    try:
-        return process_start_ticks(int(pid)) == int(start_ticks)
-    except (ValueError, ProcessLookupError):
-        return False
