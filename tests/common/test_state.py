@@ -1,14 +1,16 @@
 """One contract, two stores: an SQLite file and a real Redis. Time is waited for by condition, never slept away."""
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from fastserve_common.state import LEASE_TTL_S, StateError, StateStore, membership, open_state
+from fastserve_common.state import LEASE_TTL_S, SqliteState, StateError, StateStore, membership, open_state
 
 TTL_S = 0.3
 
@@ -198,3 +200,26 @@ class Flaky:
 
     async def close(self) -> None:
         return None
+
+
+async def test_a_file_is_not_closed_under_a_call_that_was_cancelled(tmp_path: Path) -> None:
+    """A cancelled call leaves its thread at work; closing the database under it would crash the process."""
+    store = SqliteState(tmp_path / "state.db")
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work(db: sqlite3.Connection) -> None:
+        begun.set()
+        go_on.wait(10)
+        db.execute("SELECT 1")
+        ended.set()
+
+    call = asyncio.create_task(store._call(work))
+    await asyncio.to_thread(begun.wait, 10)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    closing = asyncio.create_task(store.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    go_on.set()
+    await closing
+    assert ended.is_set()

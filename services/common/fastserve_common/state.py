@@ -11,6 +11,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import urlparse
@@ -94,7 +95,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 class SqliteState:
-    """One file, shared by the processes of one machine. Each call runs on a worker thread."""
+    """One file, shared by the processes of one machine.
+
+    One thread does all the work, in order: a call that was cancelled may still be running when the next one comes, and
+    SQLite must not be closed, or used twice at once, under it.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -102,14 +107,13 @@ class SqliteState:
             self._db = _connect(path)
         except (sqlite3.Error, OSError) as error:
             raise StateError(f"cannot open {path}: {error}") from error
-        self._lock = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "state")
 
     async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        async with self._lock:
-            try:
-                return await asyncio.to_thread(work, self._db)
-            except sqlite3.Error as error:
-                raise StateError(str(error)) from error
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._db)
+        except sqlite3.Error as error:
+            raise StateError(str(error)) from error
 
     async def register(self, role: str, member: str, info: Mapping[str, str], ttl_s: float = LEASE_TTL_S) -> None:
         row = (role, member, json.dumps(dict(info)), time.time() + ttl_s)
@@ -141,8 +145,8 @@ class SqliteState:
         await self._call(lambda db: db.execute("DELETE FROM leases WHERE name = ? AND owner = ?", (name, owner)))
 
     async def close(self) -> None:
-        async with self._lock:
-            self._db.close()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)
+        self._thread.shutdown()
 
 
 # The server's clock decides for everybody. A role is one sorted set (member by expiry) and one hash (member to info):
