@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -17,6 +18,10 @@ IN_CI = os.environ.get("CI") == "true"
 #: One thread per process: the suites run many processes on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A run that a shell put into the background ignores Ctrl-C, and so would everything it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _skip_or_fail(reason: str) -> None:
