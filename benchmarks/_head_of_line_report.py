@@ -7,8 +7,8 @@ from typing import Self
 
 from matplotlib.figure import Figure
 
-from fastserve.bench import stats
 from fastserve.bench.runner import Measured
+from fastserve_common.load import stats
 
 
 @dataclass(frozen=True, slots=True)

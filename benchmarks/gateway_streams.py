@@ -28,8 +28,8 @@ from tests.gateway.fake_scheduler import FakeScheduler, Script
 from tests.gateway.models import write_model
 from tests.gateway.test_streams import LONG, wordy_tokenizer
 
-from fastserve.bench.stats import percentile
 from fastserve.v1 import scheduler_pb2
+from fastserve_common.load.stats import percentile
 from fastserve_common.state import StateStore, open_state
 
 READERS = 200

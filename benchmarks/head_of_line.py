@@ -25,13 +25,14 @@ from _cluster import Cluster, ClusterError, cluster, num_preemptions
 from _head_of_line_report import Row, save_plot, table
 
 from fastserve._http import HttpClient
-from fastserve.bench import arrivals, stats, workload
+from fastserve.bench import arrivals, workload
 from fastserve.bench.backends import Decoding
-from fastserve.bench.lengths import SHAREGPT
 from fastserve.bench.metrics import Run
 from fastserve.bench.openai_backend import OpenAiBackend
 from fastserve.bench.runner import Measured, Runner
 from fastserve.bench.workload import PromptMaker, Request, Shape
+from fastserve_common.load import stats
+from fastserve_common.load.lengths import SHAREGPT
 
 #: Flags of `fastserve serve` for each policy.
 POLICIES: dict[str, tuple[str, ...]] = {

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from fastserve.bench import stats
 from fastserve.bench.arrivals import Ramp, constant_rate, ramped
+from fastserve_common.load import stats
 
 N = 20_000
 

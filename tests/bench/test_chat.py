@@ -107,9 +107,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(openai: FakeOpenAi) -> None:
         terminal.expect("> ")
         terminal.write("\x03")
         # Readline misses a signal that comes between its prompt and its wait; a person presses again, too.
-        for _ in range(15):
-            if terminal.appears("> ", 2):
-                break
+        while not terminal.appears("> ", 2):
             terminal.write("\x03")
         for turn in ("first", "second"):
             terminal.write(f"{turn}\n")

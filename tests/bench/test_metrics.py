@@ -4,9 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fastserve.bench.metrics import Outcome, Run, length_class, length_class_name
+from fastserve.bench.metrics import Outcome, Run
 from fastserve.bench.result import Setup, to_result
 from fastserve.bench.runner import Measured
+from fastserve_common.load.classes import length_class, length_class_name
 
 
 def outcome(sent_s: float, *arrivals_s: float, output: int | None = None, end_s: float | None = None) -> Outcome:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fastserve.bench import workload
-from fastserve.bench.lengths import ALPACA
-from fastserve.bench.traces import READERS, replay
+from fastserve.bench.traces import replay
 from fastserve.bench.workload import PromptMaker, Request, Shape, WorkloadError
+from fastserve_common.load.lengths import ALPACA
 
 
 def maker(seed: int = 0, vocab_size: int = 100) -> PromptMaker:
@@ -120,17 +120,17 @@ def test_traces_replay_on_their_own_clock(
 ) -> None:
     path = tmp_path / ("t.gz" if zipped else "t")
     path.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
-    found = replay(READERS[name], path, 10, Shape(), maker(), 2.0)
+    found = replay(name, path, 10, Shape(), maker(), 2.0)
     assert [r.arrival_s for r in found] == pytest.approx([time_s * 2.0 for time_s, _, _ in expected], abs=1e-5)
     assert [(r.input_tokens, r.output_tokens) for r in found] == [(a, b) for _, a, b in expected]
     assert all(len(r.prompt) == r.input_tokens for r in found)
-    assert len(replay(READERS[name], path, 1, Shape(), maker(), 1.0)) == 1
+    assert len(replay(name, path, 1, Shape(), maker(), 1.0)) == 1
 
 
 def test_shared_blocks_are_shared_prefixes(tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text(MOONCAKE)
-    first, second = replay(READERS["mooncake"], path, 2, Shape(), maker(), 1.0)
+    first, second = replay("mooncake", path, 2, Shape(), maker(), 1.0)
     assert first.prompt[:512] == second.prompt[:512]
     assert first.prompt[512:600] != second.prompt[512:600]
 
@@ -150,18 +150,18 @@ def test_other_files_are_refused(tmp_path: Path, name: str, text: str, said: str
     path = tmp_path / "t"
     path.write_text(text)
     with pytest.raises(WorkloadError, match=said):
-        replay(READERS[name], path, 1, Shape(), maker(), 1.0)
+        replay(name, path, 1, Shape(), maker(), 1.0)
 
 
 def test_unreadable_traces(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="cannot read"):
-        replay(READERS["azure"], tmp_path / "absent", 1, Shape(), maker(), 1.0)
+        replay("azure", tmp_path / "absent", 1, Shape(), maker(), 1.0)
     fake = tmp_path / "t.gz"
     fake.write_text("not zipped")
     with pytest.raises(WorkloadError, match="cannot read"):
-        replay(READERS["azure"], fake, 1, Shape(), maker(), 1.0)
+        replay("azure", fake, 1, Shape(), maker(), 1.0)
     with pytest.raises(WorkloadError, match="time-scale"):
-        replay(READERS["azure"], fake, 1, Shape(), maker(), 0.0)
+        replay("azure", fake, 1, Shape(), maker(), 0.0)
 
 
 def test_ids_become_words_where_only_text_is_taken() -> None:

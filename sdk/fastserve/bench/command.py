@@ -17,7 +17,6 @@ from fastserve._http import HttpClient
 from fastserve.bench import arrivals, traces, workload
 from fastserve.bench.backends import Backend, BackendError, Target
 from fastserve.bench.grpc_backend import GrpcBackend
-from fastserve.bench.lengths import MODELS
 from fastserve.bench.metrics import Outcome
 from fastserve.bench.openai_backend import OpenAiBackend
 from fastserve.bench.options import Options
@@ -26,6 +25,7 @@ from fastserve.bench.report import print_report
 from fastserve.bench.result import Result, Setup, to_result
 from fastserve.bench.runner import Measured, Runner
 from fastserve.bench.workload import CountTokens, PromptMaker, Request, WorkloadError
+from fastserve_common.load.lengths import MODELS
 
 READY_POLL_S = 0.25
 
@@ -101,7 +101,7 @@ async def make_requests(options: Options, backend: Backend, target: Target, rng:
     assert path is not None  # checked with the flags
     if options.dataset == "sharegpt":
         return await workload.sharegpt(path, count, shape, rng, token_counter(options.tokenizer, backend))
-    return traces.replay(traces.READERS[options.dataset], path, count, shape, prompts, options.time_scale)
+    return traces.replay(options.dataset, path, count, shape, prompts, options.time_scale)
 
 
 def token_counter(tokenizer: str | None, backend: Backend) -> CountTokens:

@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from fastserve.bench import stats
+from fastserve_common.load import stats
+from fastserve_common.load.classes import length_class, length_class_name
 
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
 METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2el")
-
-#: Lower bounds of the output-length classes, in tokens. Fixed, so that runs and servers compare.
-LENGTH_CLASS_BOUNDS = (1, 16, 64, 256, 1024)
 
 
 @dataclass(slots=True)
@@ -79,16 +77,6 @@ class Outcome:
     def queue_s(self) -> float:
         """How long --max-concurrency held the request back."""
         return self.released_s - self.planned_s
-
-
-def length_class(output_tokens: int) -> int:
-    """Index into LENGTH_CLASS_BOUNDS."""
-    return max(sum(output_tokens >= bound for bound in LENGTH_CLASS_BOUNDS) - 1, 0)
-
-
-def length_class_name(index: int) -> str:
-    low = LENGTH_CLASS_BOUNDS[index]
-    return f"{low}-{LENGTH_CLASS_BOUNDS[index + 1] - 1}" if index + 1 < len(LENGTH_CLASS_BOUNDS) else f"{low}+"
 
 
 @dataclass(frozen=True)

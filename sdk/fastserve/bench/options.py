@@ -11,10 +11,10 @@ from typing import get_args
 
 from fastserve.bench.arrivals import Ramp, RampShape
 from fastserve.bench.backends import Decoding
-from fastserve.bench.lengths import MODELS
 from fastserve.bench.metrics import METRICS, Metric
-from fastserve.bench.traces import READERS
 from fastserve.bench.workload import Shape
+from fastserve_common.load.lengths import MODELS
+from fastserve_common.load.traces import READERS
 
 BACKENDS = ("openai", "openai-chat", "fastserve-grpc")
 DATASETS = ("random", *MODELS, "sharegpt", *READERS)

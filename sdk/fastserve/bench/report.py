@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fastserve.bench.metrics import Metric
-from fastserve.bench.result import Result, Setup, percentile_name
+from fastserve.bench.result import Result, Setup
+from fastserve_common.load.stats import percentile_name
 
 TITLES: dict[Metric, str] = {
     "ttft": "Time to First Token",

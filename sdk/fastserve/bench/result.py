@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from fastserve.bench import stats
 from fastserve.bench.metrics import METRICS, Metric, Run
 from fastserve.bench.runner import Measured
+from fastserve_common.load import stats
 
 Result = dict[str, object]
 
@@ -41,11 +41,6 @@ class Setup:
     percentiles: Sequence[float] = (95.0, 99.0)
 
 
-def percentile_name(percent: float) -> str:
-    """`p95`, `p99.9`."""
-    return f"p{percent:g}"
-
-
 def to_result(setup: Setup, measured: Measured, date: datetime, *, detailed: bool = False) -> Result:
     """Everything, JSON-ready. `detailed`: with one entry per request, failed ones included."""
     result: Result = {
@@ -64,7 +59,7 @@ def to_result(setup: Setup, measured: Measured, date: datetime, *, detailed: boo
         **_totals(setup, measured.run),
     }
     for metric in setup.metrics:
-        result.update(_block(f"{metric}_ms", measured.run.samples_s(metric), setup.percentiles, scale=1000))
+        result.update(stats.summary(f"{metric}_ms", measured.run.samples_s(metric), setup.percentiles, scale=1000))
     if setup.max_concurrency is not None:
         result.update(_queue_times(measured.run, setup.percentiles))
     result.update(extras(setup, measured))
@@ -90,18 +85,12 @@ def _totals(setup: Setup, run: Run) -> Result:
     }
 
 
-def _block(name: str, ordered: Sequence[float], percentiles: Sequence[float], *, scale: float) -> Result:
-    values = {"mean": stats.mean(ordered), "median": stats.percentile(ordered, 50), "std": stats.std(ordered)}
-    values.update({percentile_name(p): stats.percentile(ordered, p) for p in percentiles})
-    return {f"{word}_{name}": value * scale for word, value in values.items()}
-
-
 def _queue_times(run: Run, percentiles: Sequence[float]) -> Result:
     queue_s = sorted(o.queue_s for o in run.completed)
     with_queue_s = sorted(o.queue_s + o.latency_s for o in run.completed)
     return {
-        **_block("client_queue_time_ms", queue_s, percentiles, scale=1000),
-        **_block("e2el_including_client_queue_ms", with_queue_s, percentiles, scale=1000),
+        **stats.summary("client_queue_time_ms", queue_s, percentiles, scale=1000),
+        **stats.summary("e2el_including_client_queue_ms", with_queue_s, percentiles, scale=1000),
     }
 
 
@@ -115,7 +104,7 @@ def extras(setup: Setup, measured: Measured) -> Result:
     return {
         "arrivals": setup.arrivals,
         "goodput_slo_ms": dict(setup.slo_ms),
-        **_block("normalised_latency", run.normalised_s(), (95, 99), scale=1),
+        **stats.summary("normalised_latency", run.normalised_s(), (95, 99), scale=1),
         "longest_gap_ms": (gaps_s[-1] if gaps_s else 0.0) * 1000,
         "p95_longest_gap_ms": stats.percentile(gaps_s, 95) * 1000,
         "by_output_length": {
@@ -136,9 +125,9 @@ def _class_row(run: Run) -> Result:
     gaps_s = run.longest_gaps_s()
     return {
         "completed": len(run.completed),
-        **_block("ttft_ms", run.samples_s("ttft"), (95, 99), scale=1000),
-        **_block("e2el_ms", run.samples_s("e2el"), (95, 99), scale=1000),
-        **_block("normalised_latency", run.normalised_s(), (95, 99), scale=1),
+        **stats.summary("ttft_ms", run.samples_s("ttft"), (95, 99), scale=1000),
+        **stats.summary("e2el_ms", run.samples_s("e2el"), (95, 99), scale=1000),
+        **stats.summary("normalised_latency", run.normalised_s(), (95, 99), scale=1),
         "longest_gap_ms": (gaps_s[-1] if gaps_s else 0.0) * 1000,
     }
 

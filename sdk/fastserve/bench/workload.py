@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastserve.bench.lengths import LengthModel
+from fastserve_common.load.lengths import LengthModel
 
 #: The classic ShareGPT filter (vLLM's): no prompt above this, no pair above that, nothing shorter than the last.
 SHAREGPT_MAX_INPUT_TOKENS = 1024

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastserve.bench import stats
+from fastserve_common.load import stats
 
 
 def test_mean_and_std() -> None:

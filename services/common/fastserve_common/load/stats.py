@@ -27,6 +27,18 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
+def percentile_name(percent: float) -> str:
+    """`p95`, `p99.9`."""
+    return f"p{percent:g}"
+
+
+def summary(name: str, ordered: Sequence[float], percentiles: Sequence[float], *, scale: float) -> dict[str, object]:
+    """Mean, median, deviation and percentiles of sorted values, times `scale`, as `mean_NAME`, `p95_NAME`, ..."""
+    values = {"mean": mean(ordered), "median": percentile(ordered, 50), "std": std(ordered)}
+    values.update({percentile_name(p): percentile(ordered, p) for p in percentiles})
+    return {f"{word}_{name}": value * scale for word, value in values.items()}
+
+
 def jain_fairness(values: Sequence[float]) -> float:
     """(sum x)^2 / (n sum x^2): 1 when all are equal, 1/n when one has everything; 1 for no values.
 

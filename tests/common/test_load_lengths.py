@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from fastserve.bench import stats
-from fastserve.bench.lengths import ALPACA, QUANTILES, SHAREGPT, LengthModel, quantile
+from fastserve_common.load import stats
+from fastserve_common.load.lengths import ALPACA, QUANTILES, SHAREGPT, SHAREGPT_ARTIFACT, LengthModel, quantile
 
 N = 20_000
 
@@ -33,7 +33,7 @@ def rank_correlation(pairs: Sequence[tuple[int, int]]) -> float:
     return covariance / (stats.std(first) * stats.std(second))
 
 
-@pytest.mark.parametrize("model", [SHAREGPT, ALPACA], ids=["sharegpt", "alpaca"])
+@pytest.mark.parametrize("model", [SHAREGPT, SHAREGPT_ARTIFACT, ALPACA], ids=["sharegpt", "artifact", "alpaca"])
 def test_means_and_correlation_are_the_published_ones(model: LengthModel) -> None:
     rng = random.Random(5)
     pairs = [model.draw(rng) for _ in range(N)]
@@ -45,7 +45,7 @@ def test_means_and_correlation_are_the_published_ones(model: LengthModel) -> Non
         assert max(a + b for a, b in pairs) <= model.max_total_tokens
 
 
-@pytest.mark.parametrize("model", [SHAREGPT, ALPACA], ids=["sharegpt", "alpaca"])
+@pytest.mark.parametrize("model", [SHAREGPT, SHAREGPT_ARTIFACT, ALPACA], ids=["sharegpt", "artifact", "alpaca"])
 def test_tables_are_whole_and_rise(model: LengthModel) -> None:
     for table in (model.inputs, model.outputs):
         assert len(table) == len(QUANTILES)
