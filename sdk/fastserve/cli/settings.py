@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fastserve_common.logs import LogLevel
-from fastserve_common.settings import Settings
+from fastserve_common.tls import ClusterSettings
 from fastserve_common.units import GIB, SizeBytes, format_bytes
 
 DEMO_MODEL = "smollm2-135m-instruct"
@@ -30,7 +30,7 @@ Linear = Literal["auto", "torch", "packed", "fp16"]
 _MIN_KV_BYTES = 1024 * 1024
 
 
-class EngineSettings(Settings):
+class EngineSettings(ClusterSettings):
     """What is needed to run the stages of a model."""
 
     log_level: LogLevel = Field("warning", description="which lines of the services to show; their files have all")

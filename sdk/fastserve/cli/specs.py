@@ -172,6 +172,9 @@ def _common(settings: EngineSettings, state_url: str, *, listens: bool = True) -
     yield f"--state={state_url}"
     yield f"--log-level={'debug' if settings.log_level == 'debug' else 'info'}"
     yield f"--log-format={settings.log_format}"
+    yield from _given(settings, "tls_cert", "tls_key", "tls_ca")
+    if settings.tls_cert is not None:
+        yield f"--tls-name={settings.tls_name}"
     if listens:
         yield "--listen=127.0.0.1:0"
 

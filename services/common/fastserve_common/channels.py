@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from fastserve_common.errors import ErrorInterceptor
+from fastserve_common.tls import identity
 
 #: The largest message either end sends or accepts. Activations are cut into chunks far below it.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -18,7 +19,7 @@ MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 
-ChannelOptions = tuple[tuple[str, int], ...]
+ChannelOptions = tuple[tuple[str, int | str], ...]
 
 _COMMON: ChannelOptions = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -46,8 +47,16 @@ SERVER_OPTIONS: ChannelOptions = (
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port` or `unix:path`. Connects lazily and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    """A channel to a service at `host:port` or `unix:path`. Connects lazily and reconnects by itself.
+
+    With the identity of this process (`fastserve_common.tls`), where it has one.
+    """
+    me = identity()
+    if me is None:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    # Addresses change, the name in the certificates does not.
+    options = (*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", me.name))
+    return grpc.aio.secure_channel(address, me.channel_credentials(), options=options)
 
 
 @dataclass(slots=True)
@@ -71,12 +80,21 @@ class GrpcServer:
         return cls(server, servicer, tuple(service_names))
 
     async def start(self, address: str) -> int:
-        """Listen on `host:port`; port 0 picks one. Returns the port. Raises OSError when it is taken or is none."""
+        """Listen on `host:port` for other services, with the identity of this process where it has one; port 0 picks
+        one. Returns the port. Raises OSError when it is taken or is none."""
+        me = identity()
+        return await self.start_public(address, me.server_credentials() if me else None)
+
+    async def start_public(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
+        """`start` for everybody: `credentials` are all that is asked of callers; None: in the clear."""
         number = address.rpartition(":")[2]
         if not address.startswith("unix:") and not (number.isascii() and number.isdecimal() and int(number) < 2**16):
             raise OSError(f"cannot listen on {address}: expected HOST:PORT")  # gRPC would listen on port modulo 2**16
         try:
-            port = self.server.add_insecure_port(address)
+            if credentials is None:
+                port = self.server.add_insecure_port(address)
+            else:
+                port = self.server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
         await self.server.start()

@@ -7,6 +7,7 @@ from fastserve_common.lifecycle import run_service
 from fastserve_common.logs import setup_logs
 from fastserve_common.settings import SettingsError
 from fastserve_common.state import StateError
+from fastserve_common.tls import adopt_identity
 from fastserve_gateway.server import check_tls, running
 from fastserve_gateway.settings import GatewaySettings
 from fastserve_gateway.text.files import ModelFilesError
@@ -25,6 +26,7 @@ def main() -> int:
         settings = GatewaySettings.load(sys.argv[1:], prog="fastserve-gateway")
         setup_logs("gateway", level=settings.log_level, log_format=settings.log_format)
         check_tls(settings)
+        adopt_identity(settings)
         return run_service(lambda stop: serve(settings, stop))
     except (SettingsError, ModelFilesError, StateError, OSError, ValueError) as error:
         sys.stderr.write(f"fastserve-gateway: {error}\n")

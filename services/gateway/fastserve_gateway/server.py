@@ -10,12 +10,12 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 
-import grpc
 import uvicorn
 
 from fastserve.v1 import inference_pb2_grpc
 from fastserve_common.channels import GrpcServer
 from fastserve_common.state import StateError, StateStore, membership, open_state
+from fastserve_common.tls import public_server_credentials
 from fastserve_gateway.engine.engine import Engine
 from fastserve_gateway.engine.events import ClusterView
 from fastserve_gateway.engine.link import SchedulerLink
@@ -203,11 +203,8 @@ async def _start_grpc(
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server.server)
     address = f"{settings.host}:{port}"
     if settings.ssl_certfile and settings.ssl_keyfile:
-        pair = (settings.ssl_keyfile.read_bytes(), settings.ssl_certfile.read_bytes())
-        bound = server.server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-        await server.server.start()
-    else:
-        bound = await server.start(address)
+        credentials = public_server_credentials(settings.ssl_certfile, settings.ssl_keyfile)
+    bound = await server.start_public(address, credentials)
     stack.push_async_callback(server.stop, CLOSE_TIMEOUT_S)
     await _background(health.run(server), stack)
     return bound

@@ -5,12 +5,12 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from fastserve_common.settings import Settings
+from fastserve_common.tls import ClusterSettings
 
 MIB = 1024 * 1024
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(ClusterSettings):
     """The FastServe gateway: OpenAI HTTP and gRPC in front of a scheduler."""
 
     state: str = Field(description="where the cluster meets: sqlite:///path or redis://host:port")

@@ -14,6 +14,7 @@ from fastserve_common.metrics import metrics_endpoint
 from fastserve_common.settings import SettingsError
 from fastserve_common.state import StateError, StateStore, membership, open_state
 from fastserve_kvstore.arena import Arena
+from fastserve_common.tls import adopt_identity
 from fastserve_kvstore.metrics import make_registry
 from fastserve_kvstore.service import KvStoreService
 from fastserve_kvstore.settings import KvStoreSettings
@@ -69,6 +70,7 @@ def main(argv: list[str]) -> int:
         setup_logs("kvstore", level=settings.log_level, log_format=settings.log_format)
         return run_service(lambda stop: serve(settings, stop))
     except (SettingsError, StateError, OSError) as error:
+        adopt_identity(settings)
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the one sentence of a failed start
         return EXIT_USAGE
 

@@ -4,7 +4,7 @@ import socket
 
 from pydantic import Field, PositiveFloat, field_validator
 
-from fastserve_common.settings import Settings
+from fastserve_common.tls import ClusterSettings
 from fastserve_common.units import GIB, SizeBytes, format_bytes
 from fastserve_kvstore.arena import LockMemory
 
@@ -12,7 +12,7 @@ from fastserve_kvstore.arena import LockMemory
 MIN_ARENA_BYTES = 4096
 
 
-class KvStoreSettings(Settings):
+class KvStoreSettings(ClusterSettings):
     """The node's host memory for swapped KV: a shared memory arena and the ledger of its slots."""
 
     state: str = Field(description="cluster state: sqlite:///path/to/file or redis://host:port/db")

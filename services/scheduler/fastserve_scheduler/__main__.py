@@ -7,6 +7,7 @@ from fastserve_common.lifecycle import EXIT_USAGE, run_service
 from fastserve_common.logs import setup_logs
 from fastserve_common.settings import SettingsError
 from fastserve_common.state import StateError
+from fastserve_common.tls import adopt_identity
 from fastserve_scheduler import app, profile_only
 from fastserve_scheduler.settings import SchedulerSettings
 
@@ -16,6 +17,7 @@ EXIT_FAILED = 1
 def main(argv: list[str]) -> int:
     try:
         settings = SchedulerSettings.load(argv, prog="fastserve-scheduler")
+        adopt_identity(settings)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USAGE

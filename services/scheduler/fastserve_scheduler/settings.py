@@ -8,7 +8,8 @@ from typing import Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from fastserve_common.settings import Settings, SettingsError
+from fastserve_common.settings import SettingsError
+from fastserve_common.tls import ClusterSettings
 from fastserve_scheduler.core.config import PRESETS, CoreConfig, DemoteWhen, KvRanking, MlfqConfig, Promotion
 from fastserve_scheduler.core.kv import KV_POLICIES
 from fastserve_scheduler.core.policies import POLICIES
@@ -25,7 +26,7 @@ def _core_default(name: str) -> str:
     return str(next(field.default for field in fields(CoreConfig) if field.name == name))
 
 
-class SchedulerSettings(Settings):
+class SchedulerSettings(ClusterSettings):
     """Decides which request's token is computed next, and on which blocks. One is active; others stand by."""
 
     state: str = Field(description="state store: sqlite:///path or redis://host:port")

@@ -6,6 +6,7 @@ from functools import partial
 from fastserve_common.lifecycle import run_service
 from fastserve_common.logs import setup_logs
 from fastserve_common.settings import SettingsError
+from fastserve_common.tls import adopt_identity
 from fastserve_worker.settings import WorkerSettings
 from fastserve_worker.worker import EXIT_SETTINGS, run_worker
 
@@ -13,6 +14,7 @@ from fastserve_worker.worker import EXIT_SETTINGS, run_worker
 def main() -> int:
     try:
         settings = WorkerSettings.load(sys.argv[1:], prog="fastserve-worker")
+        adopt_identity(settings)
     except SettingsError as error:
         sys.stderr.write(f"fastserve-worker: {error}\n")
         return EXIT_SETTINGS

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fastserve_common.settings import Settings
+from fastserve_common.tls import ClusterSettings
 from fastserve_common.units import GIB, SizeBytes
 
 Device = Literal["cpu", "cuda"]
@@ -18,7 +18,7 @@ Linear = Literal["auto", "torch", "packed", "fp16"]
 NATIVE_BLOCK_SIZE = 16
 
 
-class WorkerSettings(Settings):
+class WorkerSettings(ClusterSettings):
     """One stage of a FastServe pipeline: some layers of the model, and the KV of those layers."""
 
     state: str = Field(description="where the cluster meets: sqlite:///path or redis://host:port")
