@@ -9,7 +9,7 @@ from fastserve_scheduler.core.appetite import Appetite
 from fastserve_scheduler.core.commands import RunIteration, SwapDirection
 from fastserve_scheduler.core.due_clock import DueClock
 from fastserve_scheduler.core.enst import ERROR_BOUNDS_NS, EnstErrors, execute_ns
-from fastserve_scheduler.core.events import JobArrived, SwapDone
+from fastserve_scheduler.core.events import JobArrived, StageDown, StageUp, SwapDone, Woke
 from fastserve_scheduler.core.host import HostError, HostSlots
 from fastserve_scheduler.core.job import Job
 from fastserve_scheduler.core.kv_state import KvState
@@ -258,21 +258,110 @@ def test_a_pool_of_less_than_two_running_batches_is_not_roomy() -> None:
 # ---- time blocked
 
 
-def test_time_blocked_counts_from_when_a_job_is_due_to_when_it_is_not() -> None:
-    rig = Rig(10, 0)
-    for number in (1, 2):
-        rig.tell(JobArrived(number, 4, 2))
-    one, two = rig.core.jobs[1], rig.core.jobs[2]
+def test_waits_are_summed_over_jobs_and_the_device_stalls_only_while_idle() -> None:
     clock = DueClock()
-    clock.note([one], 10)
-    clock.note([one, two], 20)
-    assert clock.blocked_ns == 0
-    clock.note([two], 50)
-    assert clock.blocked_ns == 40
-    clock.note([], 51)
-    assert clock.blocked_ns == 40 + 31
-    clock.note([], 90)
-    assert clock.blocked_ns == 71
+    clock.note(10, 0, 0, idle=True)
+    clock.note(20, 2, 1, idle=False)
+    assert (clock.blocked_ns, clock.roomless_ns, clock.stalled_ns) == (0, 0, 0)
+    clock.note(50, 1, 1, idle=True)
+    assert (clock.blocked_ns, clock.roomless_ns, clock.stalled_ns) == (60, 30, 0)
+    clock.note(57, 0, 3, idle=True)
+    assert (clock.blocked_ns, clock.roomless_ns, clock.stalled_ns) == (67, 37, 7)
+    clock.note(60, 0, 0, idle=True)
+    assert (clock.blocked_ns, clock.roomless_ns, clock.stalled_ns) == (67, 46, 7), "no room is not a copy's fault"
+
+
+def _waits(rig: Rig) -> tuple[int, int, int]:
+    """Blocked, without room, device stalled; in ms."""
+    swap = rig.core.snapshot().swap
+    return swap.blocked_ns // MS, swap.roomless_ns // MS, swap.stalled_ns // MS
+
+
+def _later(rig: Rig, ms: int) -> None:
+    rig.now_ns += ms * MS
+
+
+def _alone_on_the_host() -> Rig:
+    """Job 1 of five blocks is on the host, job 2 has just ended: nothing is in flight but job 1's way back."""
+    rig = Rig(6, 20)
+    rig.tell(JobArrived(1, 15, 9))
+    for _ in range(3):
+        rig.done()
+    rig.tell(JobArrived(2, 9, 3))
+    rig.until(1, KvState.HOST)
+    while 2 in rig.core.jobs:
+        rig.done()
+    while rig.device.flying:
+        rig.done(0)
+    assert rig.state(1) is KvState.INCOMING
+    return rig
+
+
+def test_a_job_on_its_way_back_is_blocked_and_so_is_the_idle_device() -> None:
+    rig = _alone_on_the_host()
+    before = _waits(rig)
+    _later(rig, 7)
+    rig.land()
+    assert rig.core.num_flying == 1
+    assert _waits(rig) == (before[0] + 7, before[1], before[2] + 7)
+    rig.done()
+    assert _waits(rig) == (before[0] + 7, before[1], before[2] + 7), "a job that runs waits for nothing"
+
+
+def test_a_newcomer_waits_for_the_copy_that_makes_room_for_it() -> None:
+    rig = Rig(6, 20)
+    rig.tell(JobArrived(1, 15, 9))
+    for _ in range(3):
+        rig.done()
+    rig.tell(JobArrived(2, 9, 3))
+    rig.until(1, KvState.OUTGOING)
+    while rig.device.flying:
+        rig.done(0)
+    before = _waits(rig)
+    _later(rig, 4)
+    rig.land()
+    # Both: job 2, whose blocks are leaving, and job 1, whose own KV is: a batch of two would have had them.
+    assert _waits(rig) == (before[0] + 8, before[1], before[2] + 4)
+
+
+def test_a_job_without_room_is_not_blocked_by_copies() -> None:
+    """Job 2 of Q1 runs in the blocks that job 1 of a low queue would need: no copy is under way, and no room either."""
+    rig = Rig(6, 20)
+    rig.tell(JobArrived(1, 15, 9))
+    for _ in range(3):
+        rig.done()
+    rig.tell(JobArrived(2, 9, 3))
+    rig.until(1, KvState.HOST)
+    assert not rig.device.copies
+    assert rig.core.num_flying == 1
+    rig.done(0)
+    before = _waits(rig)
+    assert rig.core.num_flying == 1
+    _later(rig, 3)
+    rig.done(0)
+    assert _waits(rig) == (before[0], before[1] + 3, before[2])
+
+
+def test_more_jobs_than_the_batch_has_slots_for_are_not_blocked() -> None:
+    rig = _idle_rig("order")
+    for job in list(rig.core.line.ready):
+        rig.core.tiers.send_out(job)
+    while rig.device.flying:
+        rig.done(0)
+    assert len(rig.core.line.moving) > 1
+    before = _waits(rig)
+    _later(rig, 5)
+    rig.tell(Woke())
+    assert _waits(rig)[0] == before[0] + 5, "a batch of one has one slot to miss"
+
+
+def test_an_outage_is_not_counted_as_waiting_for_copies() -> None:
+    rig = _alone_on_the_host()
+    rig.tell(StageDown(0))
+    before = _waits(rig)
+    _later(rig, 500)
+    rig.tell(StageUp(0, 6))
+    assert _waits(rig) == before
 
 
 @pytest.mark.parametrize(

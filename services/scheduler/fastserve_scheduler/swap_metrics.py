@@ -25,7 +25,9 @@ def swap_families(swap: SwapSnapshot) -> Iterator[Family]:
         counter.add_metric(["in"], in_)
         yield counter
     totals: tuple[tuple[str, str, float], ...] = (
-        ("swap_blocked_seconds", "Time that requests waited only for their KV", swap.blocked_ns / _NS_PER_S),
+        ("swap_blocked_seconds", "Time that requests waited for copies alone", swap.blocked_ns / _NS_PER_S),
+        ("swap_roomless_seconds", "Time that swapped requests waited for blocks", swap.roomless_ns / _NS_PER_S),
+        ("swap_stalled_seconds", "Time without an iteration because of copies", swap.stalled_ns / _NS_PER_S),
         ("swap_clean_blocks", "Blocks that left without a copy: the host had them", swap.clean_blocks_reused),
         ("swap_promotions_put_off", "Promotions that waited for the link", swap.promotions_put_off),
     )

@@ -36,6 +36,15 @@ class Shortage(StrEnum):
     BLOCKS = "blocks"
 
 
+class Wait(StrEnum):
+    """What a job waits for that would be in the batch otherwise."""
+
+    #: Its own KV, blocks that are being copied out, or the link.
+    COPY = "copy"
+    #: Blocks that nobody gives up.
+    ROOM = "room"
+
+
 @dataclass(frozen=True, slots=True)
 class Pick:
     job: Job
@@ -49,8 +58,10 @@ class Batch:
     picks: list[Pick] = field(default_factory=list)
     #: (victim, for whom).
     gave_way: list[tuple[Job, Job]] = field(default_factory=list)
-    #: Reached while there was room for them, but their KV is away.
-    due: list[Job] = field(default_factory=list)
+    #: Jobs that would be in this batch, had every copy landed by now.
+    num_blocked: int = 0
+    #: Jobs on the host that were reached while a slot was left for them, and have no blocks to come to.
+    num_roomless: int = 0
     passed: dict[int, Shortage] = field(default_factory=dict)
     #: What ended the walk: the jobs it did not reach were short of this.
     ended_by: Shortage = Shortage.SLOTS
@@ -103,7 +114,10 @@ class BatchFormer:
             return Shortage.TOKENS
         hold = self._kv.tokens_to_hold(job, num_tokens)
         needed = self._pool.missing(job.table, hold)
-        if needed and not self._find_blocks(job, needed, batch, walk, num_flying):
+        wait = self._find_blocks(job, needed, batch, walk, num_flying) if needed else None
+        if wait is not None:
+            if wait is Wait.COPY:
+                walk.note(wait, batch)
             return Shortage.BLOCKS
         walk.budget.take(job, num_tokens)
         self._line.take(job)
@@ -113,40 +127,44 @@ class BatchFormer:
         return None
 
     def _await(self, job: Job, batch: Batch, walk: "_Walk", num_flying: int) -> Shortage | None:
-        batch.due.append(job)
+        """A job whose KV is away: it comes back when the link and the blocks are free, and runs later."""
         walk.away_left -= 1
-        if job.kv is not KvState.HOST:
-            return None
-        hold = self._kv.tokens_to_hold(job, job.pending_tokens)
-        needed = self._pool.blocks_for(hold)
-        if not self._tiers.may_send(SwapDirection.IN, needed):
-            return None
-        if not self._find_blocks(job, needed, batch, walk, num_flying):
-            return Shortage.BLOCKS
-        self._tiers.bring_in(job, hold)
-        return None
+        wait, shortage = Wait.COPY, None
+        if job.kv is KvState.HOST:
+            hold = self._kv.tokens_to_hold(job, job.pending_tokens)
+            needed = self._pool.blocks_for(hold)
+            if self._tiers.may_send(SwapDirection.IN, needed):
+                missing = self._find_blocks(job, needed, batch, walk, num_flying)
+                if missing is None:
+                    self._tiers.bring_in(job, hold)
+                else:
+                    wait, shortage = missing, Shortage.BLOCKS
+        if walk.budget.grant(job):
+            walk.note(wait, batch)
+        return shortage
 
-    def _find_blocks(self, job: Job, needed: int, batch: Batch, walk: "_Walk", num_flying: int) -> bool:
-        """See to it that the job finds `needed` free blocks, now or when victims have left the device."""
+    def _find_blocks(self, job: Job, needed: int, batch: Batch, walk: "_Walk", num_flying: int) -> Wait | None:
+        """See to it that the job finds `needed` free blocks, now (None) or when victims have left the device."""
         # A newcomer that left no room for the next block of the jobs ahead would be evicted by them at once.
         spare = len(batch.picks) + num_flying if self._kv.evicts and not job.resident else 0
         wanted = needed + spare
         claimed = 0 if job.resident else walk.claimed
         if wanted <= self._pool.num_free - claimed:
-            return True
+            return None
         leaving = self._tiers.swaps.blocks[SwapDirection.OUT]
         shortfall = wanted + walk.claimed - self._pool.num_free - leaving
         if shortfall > 0:
             victims = walk.victims(self._kv, job, shortfall)
             if victims is None:
-                return False
+                full = self._kv.swaps and not self._tiers.may_send(SwapDirection.OUT, shortfall)
+                return Wait.COPY if full else Wait.ROOM
             for victim in victims:
                 self._give_way(victim)
                 batch.gave_way.append((victim, job))
             if wanted <= self._pool.num_free - claimed:
-                return True
+                return None
         walk.claimed += wanted
-        return False
+        return Wait.COPY
 
     def _give_way(self, victim: Job) -> None:
         if self._kv.swaps and self._tiers.can_store(victim):
@@ -201,6 +219,12 @@ class _Walk:
         if victims is None:
             self.hopeless[job.resident] = shortfall
         return victims
+
+    def note(self, wait: Wait, batch: Batch) -> None:
+        """Count a job that waits, while a slot is left for it beside those that wait for copies before it."""
+        if self.budget.jobs_left > batch.num_blocked:
+            batch.num_blocked += wait is Wait.COPY
+            batch.num_roomless += wait is Wait.ROOM
 
     def may_pass(self, job: Job) -> bool:
         """Count a job that did not fit; False: look no further. Nobody without KV passes one that holds a ticket."""

@@ -57,8 +57,11 @@ class SwapSnapshot:
     clean_blocks_reused: int
     #: Times a starving job on the host had to wait for the link's share before it was promoted.
     promotions_put_off: int
-    #: Sum over jobs of the time they waited only for their KV.
+    #: As `DueClock` has them: sums over jobs of the time they waited for copies alone, and for blocks to come back to;
+    #: and the time in which nothing was in flight because of copies.
     blocked_ns: int
+    roomless_ns: int
+    stalled_ns: int
     #: When swapped jobs ran again minus when ENST expected it: counts by `enst.ERROR_BOUNDS_NS`, one more at the end.
     enst_error_counts: tuple[int, ...]
     enst_error_sum_ns: int
@@ -154,6 +157,8 @@ def _swap(core: SchedulerCore) -> SwapSnapshot:
         clean_blocks_reused=tiers.counters.clean_blocks_reused,
         promotions_put_off=core.rescue.put_off,
         blocked_ns=core.due_clock.blocked_ns,
+        roomless_ns=core.due_clock.roomless_ns,
+        stalled_ns=core.due_clock.stalled_ns,
         enst_error_counts=tuple(tiers.enst_errors.counts),
         enst_error_sum_ns=tiers.enst_errors.sum_ns,
     )
