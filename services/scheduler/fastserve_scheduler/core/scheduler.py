@@ -26,7 +26,6 @@ from fastserve_scheduler.core.flight import Flight
 from fastserve_scheduler.core.history import Happening, History, Moment
 from fastserve_scheduler.core.invariants import check
 from fastserve_scheduler.core.job import NOT_IN_FLIGHT, Job
-from fastserve_scheduler.core.lengths import Lengths
 from fastserve_scheduler.core.memory import Memory
 from fastserve_scheduler.core.policies import POLICIES
 from fastserve_scheduler.core.prediction import Predictor
@@ -34,9 +33,6 @@ from fastserve_scheduler.core.profile import Profile
 from fastserve_scheduler.core.rescue import Rescue
 from fastserve_scheduler.core.snapshot import Counters, Snapshot, take
 from fastserve_scheduler.core.wait_clock import WaitClock
-
-MAX_AGED_PER_STEP = 64
-"""Jobs whose place is looked at anew in one step because time has passed, so that a step stays short."""
 
 
 class SchedulerCore:
@@ -53,8 +49,7 @@ class SchedulerCore:
         self.epoch = 0
         self.counters = Counters()
         self.predictor = Predictor(profile)
-        self.lengths = Lengths()
-        self.order = POLICIES[config.policy](config, self.predictor, self.lengths)
+        self.order = POLICIES[config.policy](config.mlfq, self.predictor, config.max_model_len)
         self.clock = WaitClock(config.mlfq.alpha_ns, config.service_classes)
         self._history = History()
         memory = Memory.of(config, profile, self.order, self.clock, self._history)
@@ -77,7 +72,7 @@ class SchedulerCore:
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take note of the event and say what to do. Time that runs backwards is taken to stand still."""
-        self._now_ns = self.tiers.now_ns = self.order.now_ns = max(self._now_ns, now_ns)
+        self._now_ns = self.tiers.now_ns = max(self._now_ns, now_ns)
         out: list[Command] = []
         settled: list[Job] = []
         match event:
@@ -134,13 +129,10 @@ class SchedulerCore:
             service_class=self.clock.class_of(event.service_class),
             priority=event.priority,
             oracle_output_tokens=event.oracle_output_tokens or event.max_output_tokens,
-            expected_output_tokens=event.expected_output_tokens,
-            program=event.program,
             arrived_ns=self._now_ns,
             generated=event.output_tokens,
         )
         self.jobs[job.job_id] = job
-        self.lengths.arrived(job)
         self.order.join(job)
         self._record(job, Happening.ARRIVED, job.level)
         self._appetite.arrived(self.pool.blocks_for(job.known_tokens))
@@ -170,11 +162,10 @@ class SchedulerCore:
         if flight.jobs:
             self.tiers.link.observe_iteration(event.compute_ns)
         stopped = frozenset(event.stopped)
-        charged_ns = self.order.charge_ns(event.compute_ns, max(len(flight.jobs), 1))
         settled = []
         for item, job in zip(flight.plan.items, flight.jobs, strict=True):
             self._land(job)
-            reason = self._settle(job, item, charged_ns, job.job_id in stopped)
+            reason = self._settle(job, item, event.compute_ns, job.job_id in stopped)
             if reason is None:
                 self._wait(job)
                 settled.append(job)
@@ -256,7 +247,7 @@ class SchedulerCore:
         job.seq = NOT_IN_FLIGHT
         self.num_flying -= 1
 
-    def _settle(self, job: Job, item: PlanItem, charged_ns: int, stopped: bool) -> FinishReason | None:
+    def _settle(self, job: Job, item: PlanItem, compute_ns: int, stopped: bool) -> FinishReason | None:
         """Book what the iteration did for the job; why it is finished, or None."""
         job.computed += item.num_tokens
         job.high_water = max(job.high_water, job.computed)
@@ -276,7 +267,7 @@ class SchedulerCore:
             self.tiers.forget(job)
             self._record(job, Happening.DISCARDED, job.level)
         level = job.level
-        self.order.ran(job, charged_ns, turn_over=item.sample or thrown_away)
+        self.order.ran(job, compute_ns, turn_over=item.sample or thrown_away)
         if job.level > level:
             self._record(job, Happening.DEMOTED, job.level)
         return None
@@ -284,8 +275,6 @@ class SchedulerCore:
     def _finish(self, job: Job, reason: FinishReason, out: list[Command]) -> None:
         """End a job that is neither in line nor in flight. What is being copied is freed when it has landed."""
         self.order.leave(job)
-        if reason is not FinishReason.ABORTED:
-            self.lengths.finished(job)
         job.aborted = True
         self.tiers.forget(job)
         del self.jobs[job.job_id]
@@ -308,7 +297,6 @@ class SchedulerCore:
 
     def _step(self, settled: list[Job], out: list[Command]) -> None:
         """Rescue who starves, then fill the pipeline."""
-        self._age()
         if self.order.rescues:
             self.rescue.step(self._now_ns)
         batch = Batch()
@@ -326,14 +314,6 @@ class SchedulerCore:
         for job in settled:
             if not job.in_flight and job.resident:
                 self.counters.preemptions[batch.shortage_of(job)] += 1
-
-    def _age(self) -> None:
-        """Time alone has changed the place of some; those in flight are asked about when they have run."""
-        for job in self.order.overdue(MAX_AGED_PER_STEP):
-            if not job.in_flight:
-                self.line.take(job)
-                self.order.age(job)
-                self.line.put(job)
 
     def _note_victims(self, batch: Batch) -> None:
         for victim, requester in batch.gave_way:
