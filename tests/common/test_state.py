@@ -133,6 +133,15 @@ def test_counters_never_repeat_a_value_across_processes(url: str) -> None:
     assert values == list(range(1, 81))
 
 
+async def test_a_counter_is_never_below_what_its_reader_knows(store: StateStore, other: StateStore) -> None:
+    assert [await store.increment("n"), await other.increment("n")] == [1, 2]
+    assert await store.increment("n", least=2) == 3
+    assert await other.increment("n", least=1_790_000_000) == 1_790_000_000
+    assert await store.increment("n") == 1_790_000_001
+    assert await store.increment("large", least=2**52) == 2**52
+    assert await other.increment("large") == 2**52 + 1
+
+
 async def test_an_unreachable_store_is_a_state_error(tmp_path: Path) -> None:
     store = open_state("redis://127.0.0.1:1/0")
     with pytest.raises(StateError):
@@ -189,8 +198,8 @@ class Flaky:
     async def members(self, role: str) -> dict[str, dict[str, str]]:
         return {}
 
-    async def increment(self, counter: str) -> int:
-        return 1
+    async def increment(self, counter: str, least: int = 1) -> int:
+        return least
 
     async def acquire(self, name: str, owner: str, ttl_s: float = LEASE_TTL_S) -> bool:
         return True

@@ -12,7 +12,7 @@ import grpc.aio
 
 from fastserve.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
 from fastserve_common.channels import open_channel
-from fastserve_common.state import SqliteState, StateStore
+from fastserve_common.state import StateStore, open_state
 from fastserve_scheduler import app
 from fastserve_scheduler.settings import SchedulerSettings
 
@@ -198,9 +198,12 @@ class Cluster:
 
     __test__ = False
 
-    def __init__(self, folder: Path, num_stages: int = 1, *, flags: Sequence[str] = (), **shape: int) -> None:
-        self.url = f"sqlite://{folder / 'state.db'}"
-        self.store: StateStore = SqliteState(folder / "state.db")
+    def __init__(
+        self, folder: Path, num_stages: int = 1, *, flags: Sequence[str] = (), state: str = "", **shape: int
+    ) -> None:
+        """`state`: URL of the state store; empty: a file in `folder`."""
+        self.url = state or f"sqlite://{folder / 'state.db'}"
+        self.store: StateStore = open_state(self.url)
         self.rig = StageRig(self.store, num_stages, **shape)
         self.flags = [
             *("--state", self.url, "--num-stages", str(num_stages), "--profile-dir", str(folder / "profiles")),

@@ -19,7 +19,7 @@ from fastserve.v1 import scheduler_pb2 as pb
 from fastserve.v1 import scheduler_pb2_grpc as rpc
 from fastserve_common.channels import open_channel
 from fastserve_common.settings import SettingsError
-from fastserve_common.state import StateError
+from fastserve_common.state import StateError, without_password
 
 CALL_TIMEOUT_S = 2.0
 
@@ -45,7 +45,7 @@ class Source:
         except StateError as error:
             raise TopError(f"the state store does not answer: {error}") from error
         if address is None:
-            raise TopError(f"no scheduler is registered in {self.state_url}")
+            raise TopError(f"no scheduler is registered in {without_password(self.state_url)}")
         return address
 
 

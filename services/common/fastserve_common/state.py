@@ -18,6 +18,8 @@ from urllib.parse import urlparse
 
 import redis.asyncio
 import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from fastserve_common.settings import SettingsError
 
@@ -28,6 +30,9 @@ LEASE_TTL_S = 3.0
 
 #: How long a process waits for another one's write to the SQLite file.
 _BUSY_TIMEOUT_S = 5.0
+
+#: A Redis that is silent for so long is away.
+_REDIS_TIMEOUT_S = 2.0
 
 T = TypeVar("T")
 
@@ -47,8 +52,11 @@ class StateStore(Protocol):
     async def members(self, role: str) -> dict[str, dict[str, str]]:
         """Live members by name, names rising."""
 
-    async def increment(self, counter: str) -> int:
-        """The next value: 1, 2, 3, ... over the life of the store."""
+    async def increment(self, counter: str, least: int = 1) -> int:
+        """The next value: one more than the last, and no less than `least`. 1, 2, 3, ... over the life of the store.
+
+        A store that was wiped has forgotten the last value: whoever must not go back passes what it knows of it.
+        """
 
     async def acquire(self, name: str, owner: str, ttl_s: float = LEASE_TTL_S) -> bool:
         """Take or renew a leadership lease. False when someone else holds it."""
@@ -59,16 +67,23 @@ class StateStore(Protocol):
 
 
 def open_state(url: str) -> StateStore:
-    """`sqlite:///path/to/file` or `redis://host:port/db`.
+    """`sqlite:///path/to/file`, `redis://[user:password@]host:port/db`, `rediss://...` (TLS) or `unix://path`.
 
-    Raises SettingsError for anything else, StateError when the file cannot be opened.
+    The query of a Redis URL names options of its client: `rediss://host:6380/0?ssl_ca_certs=/etc/ca.pem`. Raises
+    SettingsError for anything else, StateError when the file cannot be opened.
     """
     scheme = urlparse(url).scheme
     if scheme == "sqlite":
         return SqliteState(Path(url.removeprefix("sqlite://")))
     if scheme in ("redis", "rediss", "unix"):
         return RedisState(url)
-    raise SettingsError(f"--state: expected sqlite:///path or redis://host:port (got {url!r})")
+    raise SettingsError(f"--state: expected sqlite:///path or redis://host:port (got {without_password(url)!r})")
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    password = urlparse(url).password
+    return url.replace(f":{password}@", ":***@") if password else url
 
 
 _SCHEMA = """
@@ -127,9 +142,12 @@ class SqliteState:
         rows = await self._call(lambda db: db.execute(query, (role, time.time())).fetchall())
         return {member: json.loads(info) for member, info in rows}
 
-    async def increment(self, counter: str) -> int:
-        query = "INSERT INTO counters VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = value + 1 RETURNING value"
-        rows = await self._call(lambda db: db.execute(query, (counter,)).fetchall())
+    async def increment(self, counter: str, least: int = 1) -> int:
+        query = (
+            "INSERT INTO counters VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = max(value + 1, ?2)"
+            " RETURNING value"
+        )
+        rows = await self._call(lambda db: db.execute(query, (counter, least)).fetchall())
         return int(rows[0][0])
 
     async def acquire(self, name: str, owner: str, ttl_s: float = LEASE_TTL_S) -> bool:
@@ -174,6 +192,12 @@ if holder and holder ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
+_INCREMENT = """
+local last = tonumber(redis.call('GET', KEYS[1]) or '0')
+local next = string.format('%.0f', math.max(last + 1, tonumber(ARGV[1])))
+redis.call('SET', KEYS[1], next)
+return next
+"""
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
@@ -186,12 +210,18 @@ class RedisState:
     """Keys under `fastserve:`."""
 
     def __init__(self, url: str) -> None:
+        # Everybody who asks has a loop of its own that asks again; a client that retried would only answer later.
         self._redis = redis.asyncio.Redis.from_url(
-            url, decode_responses=True, socket_timeout=2.0, socket_connect_timeout=2.0
+            url,
+            decode_responses=True,
+            socket_timeout=_REDIS_TIMEOUT_S,
+            socket_connect_timeout=_REDIS_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
         )
         self._register = self._redis.register_script(_REGISTER)
         self._unregister = self._redis.register_script(_UNREGISTER)
         self._members = self._redis.register_script(_MEMBERS)
+        self._increment = self._redis.register_script(_INCREMENT)
         self._acquire = self._redis.register_script(_ACQUIRE)
         self._release = self._redis.register_script(_RELEASE)
 
@@ -216,9 +246,9 @@ class RedisState:
         pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
         return {member: json.loads(info) for member, info in sorted(pairs)}
 
-    async def increment(self, counter: str) -> int:
+    async def increment(self, counter: str, least: int = 1) -> int:
         async with self._errors():
-            return int(await self._redis.incr(f"fastserve:counter:{counter}"))
+            return int(await self._increment(keys=[f"fastserve:counter:{counter}"], args=[least]))
 
     async def acquire(self, name: str, owner: str, ttl_s: float = LEASE_TTL_S) -> bool:
         async with self._errors():

@@ -14,7 +14,7 @@ import uvicorn
 
 from fastserve.v1 import inference_pb2_grpc
 from fastserve_common.channels import GrpcServer
-from fastserve_common.state import StateError, StateStore, membership, open_state
+from fastserve_common.state import StateError, StateStore, membership, open_state, without_password
 from fastserve_common.tls import public_server_credentials
 from fastserve_gateway.engine.engine import Engine
 from fastserve_gateway.engine.events import ClusterView
@@ -129,7 +129,7 @@ async def _open_store(url: str, stack: contextlib.AsyncExitStack) -> StateStore:
     try:
         await store.members("scheduler")
     except StateError as error:
-        raise StateError(f"--state {url}: {error}") from error
+        raise StateError(f"--state {without_password(url)}: {error}") from error
     return store
 
 

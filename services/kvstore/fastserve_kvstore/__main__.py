@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import AsyncIterator
 
 from fastserve.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -33,7 +34,8 @@ async def serve(settings: KvStoreSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(state.close)
         arena = await asyncio.to_thread(Arena.open, settings.host_kv_memory, settings.lock_memory)
         stack.callback(arena.close)
-        start_number = await state.increment(f"kvstore-starts:{settings.node}")
+        # A store that was wiped would count from one again, and new memory would pass for what was there before.
+        start_number = await state.increment(f"kvstore-starts:{settings.node}", least=int(time.time()))
         store = HostStore(arena.kv_bytes, start_number, round(settings.lease_ttl_s * 1e9))
         stack.enter_context(metrics_endpoint(settings.metrics_listen, make_registry(store, arena)))
         address = await stack.enter_async_context(_serving(KvStoreService(store, arena), settings))

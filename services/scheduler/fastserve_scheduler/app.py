@@ -18,7 +18,7 @@ from fastserve_scheduler.hold import Hold
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import AbortAll, Drain, Input
 from fastserve_scheduler.kv_link import KvLink
-from fastserve_scheduler.leadership import Leadership
+from fastserve_scheduler.leadership import MEMBER, ROLE, Leadership
 from fastserve_scheduler.messages import Hello, Status
 from fastserve_scheduler.metrics import Metrics, serve_metrics
 from fastserve_scheduler.pipeline import Pipeline
@@ -117,10 +117,10 @@ async def _lead(
     metrics = Metrics()
     scheduler = build(settings, store, leadership.owner, generation, metrics, health.put_nowait)
     service.lead(scheduler.inbox, scheduler.state)
-    info = {"address": settings.address(port), "incarnation": leadership.owner}
+    info = leadership.facts(settings.address(port), generation)
     async with (
         _metrics_endpoint(settings, metrics, scheduler),
-        membership(store, "scheduler", "leader", info),
+        membership(store, ROLE, MEMBER, info),
     ):
         work = [
             asyncio.create_task(scheduler.driver.run(), name="driver"),

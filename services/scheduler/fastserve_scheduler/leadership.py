@@ -2,10 +2,15 @@
 
 A leader that cannot reach the store goes on: streams must not end with the store. Should another one lead meanwhile,
 the stages obey the higher epoch, so the older leader can do no harm until it sees that its lease is gone.
+
+The order of leaders outlives the store. One that was wiped counts from one again, and stages would refuse the next
+leader for ever; so a generation is no less than the time of day in seconds, and higher than any that a standby saw.
 """
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastserve_common.state import LEASE_TTL_S, StateError, StateStore
@@ -14,21 +19,28 @@ log = logging.getLogger(__name__)
 
 LEASE = "scheduler"
 GENERATION_COUNTER = "scheduler-generation"
+ROLE, MEMBER = "scheduler", "leader"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leadership:
     store: StateStore
     owner: str
     ttl_s: float = LEASE_TTL_S
+    #: Seconds since 1970.
+    clock_s: Callable[[], float] = time.time
+    #: The highest generation seen while standing by.
+    _seen: int = 0
 
     async def acquire(self) -> int:
         """Wait until we lead. Returns the generation: higher than that of every leader before."""
         told = False
         while True:
             try:
-                if await self.store.acquire(LEASE, self.owner, self.ttl_s):
-                    return await self.store.increment(GENERATION_COUNTER)
+                generation = await self.try_acquire()
+                if generation is not None:
+                    return generation
+                await self._look()
                 if not told:
                     log.info("another scheduler leads; standing by")
                     told = True
@@ -40,7 +52,16 @@ class Leadership:
         """The generation, or None when another one leads. Raises StateError."""
         if not await self.store.acquire(LEASE, self.owner, self.ttl_s):
             return None
-        return await self.store.increment(GENERATION_COUNTER)
+        return await self.store.increment(GENERATION_COUNTER, max(self._seen + 1, int(self.clock_s())))
+
+    async def _look(self) -> None:
+        """Remember whom we stand by for."""
+        leader = (await self.store.members(ROLE)).get(MEMBER, {})
+        self._seen = max(self._seen, int(leader.get("generation", 0)))
+
+    def facts(self, address: str, generation: int) -> dict[str, str]:
+        """What the leader registers as."""
+        return {"address": address, "incarnation": self.owner, "generation": str(generation)}
 
     async def keep(self) -> None:
         """Renew until cancelled; returns when another one leads."""
