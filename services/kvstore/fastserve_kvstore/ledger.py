@@ -87,8 +87,9 @@ class SlotLedger:
         self._lease_of.update(dict.fromkeys(added, lease_id))
         return added
 
-    def commit(self, lease_id: int, job_id: int, slots: Sequence[int]) -> None:
-        """These reserved slots now hold the job's KV. Slots already committed to the same job stay so.
+    def commit(self, lease_id: int, job_id: int, slots: Sequence[int]) -> int:
+        """These reserved slots now hold the job's KV. Slots already committed to the same job stay so; says how many
+        were not.
 
         Raises LedgerError when any slot is neither.
         """
@@ -96,6 +97,7 @@ class SlotLedger:
         self._require_reserved(lease_id, fresh)
         self._unreserve(lease_id, fresh)
         self._job_of.update(dict.fromkeys(fresh, job_id))
+        return len(fresh)
 
     def revoke(self, lease_id: int, slots: Sequence[int]) -> None:
         """These reserved slots will not be written: free again. Raises LedgerError when any is not reserved."""

@@ -1,4 +1,4 @@
-"""Gauges are read at scrape: they cannot go stale."""
+"""Gauges are read at scrape: they cannot go stale. Counters begin with the daemon."""
 
 from collections.abc import Iterator
 
@@ -16,30 +16,50 @@ class KvStoreCollector(Collector):
         self._arena = arena
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._memory()
+        yield from self._peers()
+        yield from self._counters()
+
+    def _memory(self) -> Iterator[Metric]:
         ledger = self._store.ledger
+        counts = {"free": ledger.num_free, "reserved": ledger.num_reserved, "committed": ledger.num_committed}
         slots = GaugeMetricFamily("fastserve_kvstore_slots", "Host slots by state", labels=["state"])
-        slots.add_metric(["free"], ledger.num_free)
-        slots.add_metric(["reserved"], ledger.num_reserved)
-        slots.add_metric(["committed"], ledger.num_committed)
+        taken = GaugeMetricFamily("fastserve_kvstore_taken_bytes", "Arena by state of its slots", labels=["state"])
+        for state, count in counts.items():
+            slots.add_metric([state], count)
+            if state != "free":
+                taken.add_metric([state], count * self._store.slot_bytes)
         yield slots
+        yield taken
         size = GaugeMetricFamily("fastserve_kvstore_arena_bytes", "Size of the arena", labels=["page_locked"])
         size.add_metric([str(self._arena.page_locked).lower()], self._arena.kv_bytes)
         yield size
+
+    def _peers(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "fastserve_kvstore_slabs", "Slabs attached by stages and ranks", value=len(self._store.slabs)
         )
+        connected = float(self._store.scheduler_connected)
+        yield GaugeMetricFamily(
+            "fastserve_kvstore_scheduler_connected", "1 while a scheduler is connected", value=connected
+        )
+
+    def _counters(self) -> Iterator[Metric]:
+        moved = CounterMetricFamily("fastserve_kvstore_slot_events", "What happened to slots", labels=["event"])
+        for event, count in self._store.slot_events.items():
+            moved.add_metric([event], count)
+        yield moved
         refused = CounterMetricFamily("fastserve_kvstore_refused", "Commands refused, by reason", labels=["reason"])
         refused.add_metric(["full"], self._store.refusals_full)
         refused.add_metric(["invalid"], self._store.refusals_invalid)
         yield refused
-        yield CounterMetricFamily(
-            "fastserve_kvstore_leases_expired", "Leases that ran out", value=self._store.leases_expired
+        counters = (
+            ("attaches", "Times that a stage or rank asked for its slab and got it", self._store.attaches),
+            ("leases_expired", "Leases that ran out", self._store.leases_expired),
+            ("layout_changes", "Layouts replaced: everything stored was lost", self._store.layout_changes),
         )
-        yield CounterMetricFamily(
-            "fastserve_kvstore_layout_changes",
-            "Layouts replaced: everything stored was lost",
-            value=self._store.layout_changes,
-        )
+        for name, text, value in counters:
+            yield CounterMetricFamily(f"fastserve_kvstore_{name}", text, value=value)
 
 
 def make_registry(store: HostStore, arena: Arena) -> CollectorRegistry:

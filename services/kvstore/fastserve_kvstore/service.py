@@ -94,6 +94,7 @@ class KvStoreService(kvstore_pb2_grpc.KvStoreServicer):
             await asyncio.gather(reader, return_exceptions=True)
             if self._session is session:
                 self._session = None
+                self._store.goodbye()
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         ledger = self._store.ledger

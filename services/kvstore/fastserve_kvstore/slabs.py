@@ -65,6 +65,11 @@ class SlabMap:
     def slabs(self) -> tuple[Slab, ...]:
         return tuple(self._slabs.values())
 
+    @property
+    def pipeline_slot_bytes(self) -> int:
+        """Bytes of one slot over all slabs; 0 before the first one."""
+        return self._pipeline_slot_bytes
+
     def attach(self, owner: str, layout: Layout, pipeline_slot_bytes: int = 0) -> tuple[Slab, bool]:
         """The owner's slab, and whether it replaced what was there (then everything stored is lost).
 

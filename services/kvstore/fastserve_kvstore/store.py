@@ -4,6 +4,7 @@ One scheduler at a time owns the slots. Another one knows nothing of what was st
 free again; the same one coming back after a broken stream finds its slots as it left them.
 """
 
+from enum import StrEnum
 from typing import assert_never
 
 from fastserve_kvstore.ledger import LedgerError, LedgerFullError, SlotLedger
@@ -26,6 +27,16 @@ from fastserve_kvstore.slabs import Layout, Slab, SlabMap
 _RESETS_PER_START = 2**20
 
 
+class SlotEvent(StrEnum):
+    """What happens to a slot."""
+
+    LEASED = "leased"
+    COMMITTED = "committed"
+    RELEASED = "released"
+    REVOKED = "revoked"
+    EXPIRED = "expired"
+
+
 class SupersededError(Exception):
     """A scheduler with a newer epoch has taken over."""
 
@@ -38,8 +49,13 @@ class HostStore:
         self._lease_ttl_ns = lease_ttl_ns
         self._scheduler_id = ""
         self._epoch = 0
+        #: Whether the scheduler that the slots belong to is there.
+        self.scheduler_connected = False
         self.generation = start_number * _RESETS_PER_START
         self.ledger = SlotLedger(0, lease_ttl_ns)
+        #: Slots, counted since the daemon was started.
+        self.slot_events = dict.fromkeys(SlotEvent, 0)
+        self.attaches = 0
         self.leases_expired = 0
         self.refusals_full = 0
         self.refusals_invalid = 0
@@ -50,6 +66,11 @@ class HostStore:
         return self._slabs.slabs
 
     @property
+    def slot_bytes(self) -> int:
+        """One slot over all slabs; 0 while there are none."""
+        return self._slabs.pipeline_slot_bytes
+
+    @property
     def ready(self) -> Ready:
         ttl_ms = max(1, self._lease_ttl_ns // 1_000_000)
         return Ready(self.generation, self.ledger.num_slots, self.ledger.num_free, ttl_ms)
@@ -58,6 +79,7 @@ class HostStore:
         """The owner's slab, and whether the scheduler has to be told. Raises SlabError."""
         known = len(self._slabs.slabs)
         slab, replaced = self._slabs.attach(owner, layout, pipeline_slot_bytes)
+        self.attaches += 1
         if replaced:
             self.generation += 1
             self.layout_changes += 1
@@ -73,7 +95,12 @@ class HostStore:
         if not same:
             self.ledger.clear()
         self._scheduler_id, self._epoch = hello.scheduler_id, max(hello.epoch, self._epoch)
+        self.scheduler_connected = True
         return self.ready
+
+    def goodbye(self) -> None:
+        """The scheduler's stream has ended. Its slots stay its own until another one says hello."""
+        self.scheduler_connected = False
 
     def apply(self, command: Command, now_ns: int) -> list[Event]:
         """What to tell the scheduler. A command that does not fit changes nothing and is refused."""
@@ -90,13 +117,17 @@ class HostStore:
     def _apply(self, command: Command, now_ns: int) -> list[Event]:
         match command:
             case Lease(lease_id, num_slots):
-                return [Leased(lease_id, self.ledger.lease(lease_id, num_slots, now_ns))]
+                leased = self.ledger.lease(lease_id, num_slots, now_ns)
+                self.slot_events[SlotEvent.LEASED] += len(leased)
+                return [Leased(lease_id, leased)]
             case Commit(lease_id, job_id, slots):
-                self.ledger.commit(lease_id, job_id, slots)
+                self.slot_events[SlotEvent.COMMITTED] += self.ledger.commit(lease_id, job_id, slots)
             case Release(job_id, slots):
                 self.ledger.release(job_id, slots)
+                self.slot_events[SlotEvent.RELEASED] += len(slots)
             case Revoke(lease_id, slots):
                 self.ledger.revoke(lease_id, slots)
+                self.slot_events[SlotEvent.REVOKED] += len(slots)
             case _:
                 assert_never(command)
         return []
@@ -104,4 +135,5 @@ class HostStore:
     def expire(self, now_ns: int) -> list[Event]:
         expired = self.ledger.expire(now_ns)
         self.leases_expired += len(expired)
+        self.slot_events[SlotEvent.EXPIRED] += sum(len(lease.slots) for lease in expired)
         return [LeaseExpired(lease.lease_id, lease.slots) for lease in expired]
