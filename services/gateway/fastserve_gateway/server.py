@@ -202,6 +202,7 @@ async def _start_grpc(
     server = GrpcServer.create(SERVICE_NAMES, [EdgeInterceptor(keys)])
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(engine), server.server)
     address = f"{settings.host}:{port}"
+    credentials = None
     if settings.ssl_certfile and settings.ssl_keyfile:
         credentials = public_server_credentials(settings.ssl_certfile, settings.ssl_keyfile)
     bound = await server.start_public(address, credentials)
