@@ -3,6 +3,7 @@
 Tiny alphabets on purpose: with a handful of blocks and jobs every shortage is met within a few steps.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from fastserve_scheduler.core import CoreConfig, MlfqConfig, Profile, SchedulerC
 from fastserve_scheduler.core.commands import Command
 from fastserve_scheduler.core.config import KvRanking
 from fastserve_scheduler.core.events import (
+    ConfigChanged,
     Event,
     HostSlotsGranted,
     HostStoreDown,
@@ -209,6 +211,28 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(profile=st.sampled_from([PROFILE, SLOWER, FASTER]))
     def new_profile(self, profile: Profile) -> None:
         self._tell(ProfileUpdated(profile))
+
+    @rule(
+        policy=st.sampled_from(["", "", "", "skip-join-mlfq", "fcfs", "naive-mlfq", "srpt"]),
+        mlfq=mlfq_configs,
+        batch=st.integers(1, 3),
+        tokens=st.sampled_from([2, 6]),
+        chunk=st.sampled_from([0, 2]),
+        waiting=st.sampled_from([1, 5]),
+    )
+    def change_config(self, policy: str, mlfq: MlfqConfig, batch: int, tokens: int, chunk: int, waiting: int) -> None:
+        """Empty policy: the one that runs."""
+        changed = replace(
+            self.core.config,
+            policy=policy or self.core.config.policy,
+            mlfq=mlfq,
+            max_batch_size=batch,
+            max_batch_tokens=tokens,
+            prefill_chunk_tokens=chunk,
+            max_waiting_jobs=waiting,
+        )
+        self.device.max_batch_size = batch
+        self._tell(ConfigChanged(changed))
 
     @rule(ms=st.integers(1, 100))
     def wait(self, ms: int) -> None:

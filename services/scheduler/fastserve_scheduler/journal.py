@@ -15,7 +15,7 @@ from typing import IO, cast
 from fastserve_scheduler.core import events
 from fastserve_scheduler.core.commands import Command, RunIteration
 from fastserve_scheduler.core.config import CoreConfig, MlfqConfig
-from fastserve_scheduler.core.events import Event, ProfileUpdated
+from fastserve_scheduler.core.events import ConfigChanged, Event, ProfileUpdated
 from fastserve_scheduler.core.profile import Profile
 from fastserve_scheduler.core.scheduler import SchedulerCore
 from fastserve_scheduler.profiler import profile_from_json, profile_to_json
@@ -35,6 +35,7 @@ _EVENTS: dict[str, type[Event]] = {
         events.StageUp,
         events.StageDown,
         events.ProfileUpdated,
+        events.ConfigChanged,
         events.Woke,
         events.HostSlotsGranted,
         events.HostStoreDown,
@@ -65,6 +66,8 @@ def _encode_command(command: Command) -> list[object]:
 def _encode(value: object) -> object:
     if isinstance(value, Profile):
         return profile_to_json(value)
+    if isinstance(value, CoreConfig):
+        return _encode_config(value)
     if is_dataclass(value):
         return [type(value).__name__, *(_encode(getattr(value, f.name)) for f in fields(value))]
     if isinstance(value, tuple):
@@ -84,6 +87,8 @@ def decode_event(encoded: Sequence[object]) -> Event:
         raise JournalError(f"unknown event {name!r}")
     if kind is ProfileUpdated:
         return ProfileUpdated(profile_from_json(cast(dict[str, list[list[int]]], values[0])))
+    if kind is ConfigChanged:
+        return ConfigChanged(_decode_config(cast(dict[str, object], values[0])))
     frozen = [tuple(value) if isinstance(value, list) else value for value in values]
     return cast(Event, cast(type, kind)(*frozen))
 

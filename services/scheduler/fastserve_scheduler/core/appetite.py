@@ -17,6 +17,9 @@ class Appetite:
         self._per_iteration = 0
         self._running = 0
 
+    def reconfigure(self, config: CoreConfig) -> None:
+        self._config = config
+
     def arrived(self, num_blocks: int) -> None:
         """A newcomer's prompt needs so many."""
         self._arrived += num_blocks

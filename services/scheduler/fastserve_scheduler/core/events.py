@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.profile import Profile
 
 
@@ -60,6 +61,13 @@ class ProfileUpdated:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigChanged:
+    """An operator's wish, whole: from here on the core works by `config` (`reconfigure.py` says what may change)."""
+
+    config: CoreConfig
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """The time asked for by the latest WakeAt has come."""
 
@@ -102,6 +110,7 @@ Event = (
     | StageUp
     | StageDown
     | ProfileUpdated
+    | ConfigChanged
     | Woke
     | HostSlotsGranted
     | HostStoreDown

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fastserve_scheduler.core.batch import Pick
 from fastserve_scheduler.core.commands import PlanItem, RunIteration, SwapOp
+from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.job import Job
 
 
@@ -16,9 +17,11 @@ class Flight:
     prompt_tokens: int
     num_decodes: int
     decode_context_tokens: int
+    #: What it was formed by; the core's own may have changed since.
+    config: CoreConfig
 
     @classmethod
-    def of(cls, picks: list[Pick], swaps: tuple[SwapOp, ...], seq: int, epoch: int) -> "Flight":
+    def of(cls, picks: list[Pick], swaps: tuple[SwapOp, ...], seq: int, epoch: int, config: CoreConfig) -> "Flight":
         decodes = [pick.job for pick in picks if pick.job.is_decode]
         return cls(
             plan=RunIteration(seq, epoch, tuple(_item(pick.job, pick.num_tokens) for pick in picks), swaps),
@@ -26,6 +29,7 @@ class Flight:
             prompt_tokens=sum(pick.num_tokens for pick in picks) - len(decodes),
             num_decodes=len(decodes),
             decode_context_tokens=sum(job.computed for job in decodes),
+            config=config,
         )
 
 

@@ -23,6 +23,7 @@ class Happening(StrEnum):
     DISCARDED = "first iteration overran and was thrown away at level"
     LOST_STAGE = "lost its KV with a stage, epoch now"
     SHORTENED = "pool shrank, output limit now"
+    REQUEUED = "queued anew by another policy, at level"
     ABORT_ASKED = "abort asked while in iteration"
     FINISHED = "finished with output tokens"
 

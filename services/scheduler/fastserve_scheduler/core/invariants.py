@@ -114,9 +114,9 @@ def _check_plans(core: SchedulerCore) -> None:
     _require(len(core.flights) <= core.config.num_stages, "more batches than stages", core)
     for seq, flight in core.flights.items():
         _require(flight.plan.seq == seq and flight.plan.epoch == core.epoch, f"plan {seq} is stale", core)
-        _require(len(flight.jobs) <= core.config.max_batch_size, f"plan {seq} is too large", core)
+        _require(len(flight.jobs) <= flight.config.max_batch_size, f"plan {seq} is too large", core)
         num_tokens = sum(item.num_tokens for item in flight.plan.items)
-        fits = num_tokens <= core.config.max_batch_tokens or len(flight.jobs) == 1
+        fits = num_tokens <= flight.config.max_batch_tokens or len(flight.jobs) == 1
         _require(fits, f"plan {seq} has {num_tokens} tokens", core)
         for item, job in zip(flight.plan.items, flight.jobs, strict=True):
             _require(job.seq == seq and core.jobs.get(job.job_id) is job, "flies in another plan", core, job)

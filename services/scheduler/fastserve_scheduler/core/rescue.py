@@ -44,6 +44,10 @@ class Rescue:
             else:
                 self._lift(job, now_ns)
 
+    def rewire(self, order: Order) -> None:
+        """Who starves is another order's business now."""
+        self._order = order
+
     def restart_all(self, now_ns: int) -> None:
         """After an outage: nobody was passed over while nothing could run."""
         for job, clock_ns in self._waiting:

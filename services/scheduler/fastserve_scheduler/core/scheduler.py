@@ -10,6 +10,7 @@ from fastserve_scheduler.core.commands import Command, FinishJob, FinishReason, 
 from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.due_clock import DueClock
 from fastserve_scheduler.core.events import (
+    ConfigChanged,
     Event,
     HostSlotsGranted,
     HostStoreDown,
@@ -27,9 +28,10 @@ from fastserve_scheduler.core.history import Happening, History, Moment
 from fastserve_scheduler.core.invariants import check
 from fastserve_scheduler.core.job import NOT_IN_FLIGHT, Job
 from fastserve_scheduler.core.memory import Memory
-from fastserve_scheduler.core.policies import POLICIES
+from fastserve_scheduler.core.policies import POLICIES, Order
 from fastserve_scheduler.core.prediction import Predictor
 from fastserve_scheduler.core.profile import Profile
+from fastserve_scheduler.core.reconfigure import check_change, requeue
 from fastserve_scheduler.core.rescue import Rescue
 from fastserve_scheduler.core.snapshot import Counters, Snapshot, take
 from fastserve_scheduler.core.wait_clock import WaitClock
@@ -49,22 +51,34 @@ class SchedulerCore:
         self.epoch = 0
         self.counters = Counters()
         self.predictor = Predictor(profile)
-        self.order = POLICIES[config.policy](config.mlfq, self.predictor, config.max_model_len)
+        self.order = self._make_order()
         self.clock = WaitClock(config.mlfq.alpha_ns, config.service_classes)
         self._history = History()
-        memory = Memory.of(config, profile, self.order, self.clock, self._history)
-        self.pool, self.line, self.tiers, self.enst = memory.pool, memory.line, memory.tiers, memory.enst
-        self.rescue = Rescue(self.order, self.clock, self.tiers, self._record)
+        self._wire(Memory.of(config, profile, self.order, self.clock, self._history))
+        self.rescue = Rescue(self.order, self.clock, self.tiers, self.record)
         self.due_clock = DueClock()
         self.num_flying = 0
         self.waiting_prompt_tokens = 0
-        self._appetite = memory.appetite
-        self._former = BatchFormer(config, self.order, self.line, self.tiers, memory.kv)
-        self._door = Door(config, self.pool, self.predictor)
         self._stage_blocks: dict[int, int] = {}
         self._was_ready = False
         self._next_seq = 0
         self._now_ns = 0
+
+    def _make_order(self) -> Order:
+        return POLICIES[self.config.policy](self.config.mlfq, self.predictor, self.config.max_model_len)
+
+    def _wire(self, memory: Memory) -> None:
+        """Put together what the configuration and the order decide; jobs are put in line elsewhere."""
+        self._memory = memory
+        self.pool, self.line, self.tiers, self.enst = memory.pool, memory.line, memory.tiers, memory.enst
+        self._appetite = memory.appetite
+        self._former = BatchFormer(self.config, self.order, self.line, self.tiers, memory.kv)
+        self._door = Door(self.config, self.pool, self.predictor)
+
+    @property
+    def now_ns(self) -> int:
+        """Time of the last event."""
+        return self._now_ns
 
     @property
     def stages_up(self) -> bool:
@@ -86,9 +100,8 @@ class SchedulerCore:
                 self._stage_up(stage, num_blocks, out)
             case StageDown(stage):
                 self._stage_down(stage, out)
-            case ProfileUpdated(profile):
-                self.predictor.update(profile)
-                self.order.retime()
+            case ProfileUpdated() | ConfigChanged():
+                self._told(event)
             case HostSlotsGranted() | HostStoreDown() | SwapDone():
                 self._host_event(event)
             case Woke():
@@ -134,7 +147,7 @@ class SchedulerCore:
         )
         self.jobs[job.job_id] = job
         self.order.join(job)
-        self._record(job, Happening.ARRIVED, job.level)
+        self.record(job, Happening.ARRIVED, job.level)
         self._appetite.arrived(self.pool.blocks_for(job.known_tokens))
         if job.generated >= job.max_output_tokens:
             self._finish(job, FinishReason.LENGTH, out)
@@ -148,7 +161,7 @@ class SchedulerCore:
         if job.in_flight:
             # Its blocks are being written; it ends when the iteration is settled.
             job.aborted = True
-            self._record(job, Happening.ABORT_ASKED, job.seq)
+            self.record(job, Happening.ABORT_ASKED, job.seq)
         else:
             self._unwait(job)
             self._finish(job, FinishReason.ABORTED, out)
@@ -216,6 +229,32 @@ class SchedulerCore:
         for job in waiting:
             self.line.put(job)
 
+    def _told(self, event: ProfileUpdated | ConfigChanged) -> None:
+        match event:
+            case ProfileUpdated(profile):
+                self.predictor.update(profile)
+                self.order.retime()
+            case ConfigChanged(config):
+                self._config_changed(config)
+
+    def _config_changed(self, config: CoreConfig) -> None:
+        check_change(self.config, config)
+        waiting = self.line.jobs()
+        for job in waiting:
+            self.line.take(job)
+        another_policy = config.policy != self.config.policy
+        self.config = config
+        self.clock.set_alpha(config.mlfq.alpha_ns)
+        if another_policy:
+            self.order = self._make_order()
+            self.rescue.rewire(self.order)
+            requeue(self)
+        else:
+            self.order.reconfigure(config)
+        self._wire(self._memory.rewired(config, self.order, self.clock))
+        for job in waiting:
+            self.line.put(job)
+
     def _host_event(self, event: HostSlotsGranted | HostStoreDown | SwapDone) -> None:
         match event:
             case HostSlotsGranted(slots):
@@ -257,7 +296,7 @@ class SchedulerCore:
             job.generated += 1
             job.started = True
             self.counters.generated_tokens += 1
-            self._record(job, Happening.RAN, job.generated)
+            self.record(job, Happening.RAN, job.generated)
             if stopped:
                 return FinishReason.STOP
             if job.generated >= job.max_output_tokens:
@@ -265,11 +304,11 @@ class SchedulerCore:
         thrown_away = job.discarding and job.pending_tokens == 0
         if thrown_away:
             self.tiers.forget(job)
-            self._record(job, Happening.DISCARDED, job.level)
+            self.record(job, Happening.DISCARDED, job.level)
         level = job.level
         self.order.ran(job, compute_ns, turn_over=item.sample or thrown_away)
         if job.level > level:
-            self._record(job, Happening.DEMOTED, job.level)
+            self.record(job, Happening.DEMOTED, job.level)
         return None
 
     def _finish(self, job: Job, reason: FinishReason, out: list[Command]) -> None:
@@ -279,7 +318,7 @@ class SchedulerCore:
         self.tiers.forget(job)
         del self.jobs[job.job_id]
         self.counters.finished += 1
-        self._record(job, Happening.FINISHED, job.generated)
+        self.record(job, Happening.FINISHED, job.generated)
         out.append(FinishJob(job.job_id, reason))
 
     def _fit_into_pool(self, job: Job, out: list[Command]) -> None:
@@ -288,7 +327,7 @@ class SchedulerCore:
         if room >= job.max_output_tokens:
             return
         job.max_output_tokens = room
-        self._record(job, Happening.SHORTENED, room)
+        self.record(job, Happening.SHORTENED, room)
         if job.generated >= room:
             self._unwait(job)
             self._finish(job, FinishReason.LENGTH, out)
@@ -318,7 +357,7 @@ class SchedulerCore:
     def _note_victims(self, batch: Batch) -> None:
         for victim, requester in batch.gave_way:
             self.counters.preemptions[Shortage.BLOCKS] += 1
-            self._record(victim, Happening.EVICTED, requester.job_id)
+            self.record(victim, Happening.EVICTED, requester.job_id)
 
     def _launch(self, picks: list[Pick]) -> RunIteration:
         seq = self._next_seq
@@ -327,7 +366,7 @@ class SchedulerCore:
             job = pick.job
             if not job.is_decode:
                 job.discarding = self.order.discards(job)
-                self._record(job, Happening.PREFILL, seq)
+                self.record(job, Happening.PREFILL, seq)
                 again = min(job.high_water, job.computed + pick.num_tokens) - job.computed
                 self.counters.recomputed_tokens += max(0, again)
             job.seq, job.rescued = seq, False
@@ -335,7 +374,7 @@ class SchedulerCore:
             self._leave_clock(job)
         self.num_flying += len(picks)
         self.counters.iterations += bool(picks)
-        flight = Flight.of(picks, self.tiers.swaps.depart(), seq, self.epoch)
+        flight = Flight.of(picks, self.tiers.swaps.depart(), seq, self.epoch, self.config)
         self.flights[seq] = flight
         if picks:
             self._appetite.launched(self._flying_blocks())
@@ -344,5 +383,5 @@ class SchedulerCore:
     def _flying_blocks(self) -> int:
         return sum(len(job.table) for flight in self.flights.values() for job in flight.jobs)
 
-    def _record(self, job: Job, happening: Happening, detail: int) -> None:
+    def record(self, job: Job, happening: Happening, detail: int) -> None:
         self._history.record(self._now_ns, job.job_id, happening, detail)

@@ -46,6 +46,10 @@ class Tiers:
         self._clean: OrderedDict[int, Job] = OrderedDict()
         self._clean_slots = 0
 
+    def rewire(self, line: Line, enst: Enst) -> None:
+        """Another order, another line; nothing moves."""
+        self.line, self._enst = line, enst
+
     def say(self) -> list[Command]:
         """What the driver is to be told; once."""
         said, self._said = self._said, []

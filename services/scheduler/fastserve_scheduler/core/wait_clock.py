@@ -16,6 +16,10 @@ class WaitClock:
         self._clocks: dict[str, OrderedDict[int, Job]] = {name: OrderedDict() for name in self._alpha_ns}
         self._pending: OrderedDict[int, Job] = OrderedDict()
 
+    def set_alpha(self, default_alpha_ns: int) -> None:
+        """For the jobs that name no class. Who has waited so long already starves at once."""
+        self._alpha_ns[""] = default_alpha_ns
+
     def alpha_ns(self, service_class: str) -> int:
         return self._alpha_ns.get(service_class, self._alpha_ns[""])
 

@@ -7,7 +7,7 @@ puts it back under its new rank.
 
 from abc import ABC, abstractmethod
 
-from fastserve_scheduler.core.config import MlfqConfig
+from fastserve_scheduler.core.config import CoreConfig, MlfqConfig
 from fastserve_scheduler.core.job import Job, Rank
 from fastserve_scheduler.core.prediction import Predictor
 
@@ -48,6 +48,11 @@ class Order(ABC):
     def discards(self, job: Job) -> bool:
         """Whether the job's next first iteration is to be thrown away."""
         return False
+
+    def reconfigure(self, config: CoreConfig) -> None:
+        """The operator's wishes changed, but not the policy: jobs keep their places."""
+        self._config = config.mlfq
+        self.retime()
 
     def retime(self) -> None:  # noqa: B027 - only quanta depend on the profile
         """The profile changed."""
