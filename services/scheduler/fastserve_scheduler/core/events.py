@@ -12,6 +12,7 @@ class JobArrived:
 
     `output_tokens` > 0 when the job comes back with tokens already delivered (another scheduler died): they are
     prefilled with the prompt. `oracle_output_tokens` is the true output length, used by `srpt` only.
+    `expected_output_tokens` is somebody's guess of it, 0: nobody's. `program`: the calls of one agent share a name.
     """
 
     job_id: int
@@ -21,6 +22,8 @@ class JobArrived:
     priority: int = 0
     service_class: str = ""
     oracle_output_tokens: int = 0
+    expected_output_tokens: int = 0
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True)

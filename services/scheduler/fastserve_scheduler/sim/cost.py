@@ -79,6 +79,38 @@ class LinearCost:
         return self.decode_fixed_ns + batch * (self.decode_job_ns + round(self.decode_context_ns * context))
 
 
+def prefill_plan(tokens: int) -> RunIteration:
+    """One whole prompt."""
+    return RunIteration(0, 0, (PlanItem(0, 0, tokens, True, 0, ()),))
+
+
+def decode_plan(batch: int, context: int) -> RunIteration:
+    """`batch` jobs, each with `context` tokens of KV."""
+    return RunIteration(0, 0, tuple(PlanItem(job, context, 1, True, 1, ()) for job in range(batch)))
+
+
+def iteration_ns(cost: CostModel, plan: RunIteration, num_stages: int) -> int:
+    """All stages, one after the other."""
+    return sum(cost.stage_ns(plan, stage) for stage in range(num_stages))
+
+
+def profile_of(cost: CostModel, num_stages: int, max_model_len: int, max_batch_size: int) -> Profile:
+    """What a profiler would measure of a system with these times: doubling lengths and batches, some contexts."""
+    lengths, batches = _doubling(16, max_model_len), _doubling(1, max_batch_size)
+    contexts = sorted({1, *(min(context, max_model_len) for context in (256, 1024, max_model_len))})
+    return Profile(
+        prefill=tuple((n, iteration_ns(cost, prefill_plan(n), num_stages)) for n in lengths),
+        decode=tuple((b, c, iteration_ns(cost, decode_plan(b, c), num_stages)) for b in batches for c in contexts),
+    )
+
+
+def _doubling(first: int, last: int) -> list[int]:
+    values = [min(first, last)]
+    while values[-1] < last:
+        values.append(min(values[-1] * 2, last))
+    return values
+
+
 def _is_decode(item: PlanItem) -> bool:
     return item.num_tokens == 1 and item.start > 0
 
