@@ -72,6 +72,31 @@ def test_rates_are_per_second_between_two_looks() -> None:
     assert "250.0 /s" in text(frame(now, before))
 
 
+def test_a_frame_shows_what_moves_between_device_and_host() -> None:
+    state = pb.GetStateResponse()
+    state.CopyFrom(STATE)
+    state.host_blocks_free = 20
+    state.swaps_out, state.swap_bytes_out = 1200, 3 << 30
+    state.swaps_in, state.swap_bytes_in = 900, 5 << 20
+    state.swaps_in_flight, state.swaps_in_flight_out, state.swap_blocked_ns = 7, 3, 4_500_000_000
+    later = pb.GetStateResponse()
+    later.CopyFrom(state)
+    later.swaps_out, later.swap_bytes_out = 1230, (3 << 30) + (20 << 20)
+    later.swap_blocked_ns += 500_000_000
+    shown = text(frame(Sample("s:1", 12.0, later), Sample("s:1", 10.0, state)))
+    rows = {cells[0]: cells[1:] for line in shown.splitlines() if len(cells := line.strip("│ ").split()) > 6}
+    assert "30 of 50 used" in shown
+    assert [cell for cell in rows["out"] if cell != "│"] == ["3", "1,230", "15.0", "3.0GiB", "10MiB/s"]
+    assert [cell for cell in rows["in"] if cell != "│"] == ["4", "900", "0.0", "5MiB", "0", "bytes/s"]
+    assert "blocked on swaps: 0.25 requests on average, 5.0 s in all" in shown
+
+
+def test_without_an_earlier_look_or_a_host_there_are_no_rates_of_swaps() -> None:
+    shown = text(frame(Sample("s:1", 0.0, STATE), None))
+    assert "blocked on swaps: 0.0 s in all" in shown
+    assert "no host memory to swap with" in text(frame(Sample("s:1", 0.0, pb.GetStateResponse()), None))
+
+
 def test_an_empty_cluster_has_a_frame() -> None:
     shown = text(frame(Sample("s:1", 0.0, pb.GetStateResponse(policy="fcfs")), None))
     assert "0/0 stages up" in shown

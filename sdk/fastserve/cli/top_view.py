@@ -7,6 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from fastserve.cli.top_swap import swapping
 from fastserve.v1 import scheduler_pb2 as pb
 
 BAR_WIDTH = 40
@@ -23,7 +24,10 @@ class Sample:
 
 def frame(now: Sample, before: Sample | None) -> RenderableType:
     """`before`: an earlier look at the same scheduler, for rates; without one they are left open."""
-    return Group(_header(now), _levels(now.state), _memory(now.state), _counters(now, before), _stages(now.state))
+    moved = swapping(now.state, lambda name: per_second(name, now, before))
+    return Group(
+        *(_header(now), _levels(now.state), _memory(now.state), moved, _counters(now, before), _stages(now.state))
+    )
 
 
 def unreachable(reason: str, last: Sample) -> RenderableType:
@@ -85,11 +89,17 @@ def _counters(now: Sample, before: Sample | None) -> RenderableType:
 
 
 def rate(name: str, now: Sample, before: Sample | None) -> str:
-    """Per second since the earlier look."""
+    """Per second since the earlier look, for people."""
+    per_s = per_second(name, now, before)
+    return "- /s" if per_s is None else f"{per_s:,.1f} /s"
+
+
+def per_second(name: str, now: Sample, before: Sample | None) -> float | None:
+    """How fast a counter has risen since the earlier look; None without one."""
     if before is None or now.taken_s <= before.taken_s:
-        return "- /s"
-    per_s = (getattr(now.state, name) - getattr(before.state, name)) / (now.taken_s - before.taken_s)
-    return f"{per_s:,.1f} /s"
+        return None
+    rise: int = getattr(now.state, name) - getattr(before.state, name)
+    return rise / (now.taken_s - before.taken_s)
 
 
 def _stages(state: pb.GetStateResponse) -> RenderableType:

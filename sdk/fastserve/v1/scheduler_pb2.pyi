@@ -485,6 +485,8 @@ class GetStateResponse(_message.Message):
     SWAP_BYTES_OUT_FIELD_NUMBER: _builtins.int
     SWAP_BYTES_IN_FIELD_NUMBER: _builtins.int
     SWAPS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SWAPS_IN_FLIGHT_OUT_FIELD_NUMBER: _builtins.int
+    SWAP_BLOCKED_NS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     running: _builtins.int
     waiting: _builtins.int
@@ -506,6 +508,10 @@ class GetStateResponse(_message.Message):
     swap_bytes_out: _builtins.int
     swap_bytes_in: _builtins.int
     swaps_in_flight: _builtins.int
+    swaps_in_flight_out: _builtins.int
+    """Of these, the ones that leave the device."""
+    swap_blocked_ns: _builtins.int
+    """Time that requests would have run but for their KV, which was on its way; all requests together."""
     @_builtins.property
     def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelState]: ...
     @_builtins.property
@@ -535,10 +541,12 @@ class GetStateResponse(_message.Message):
         swap_bytes_out: _builtins.int = ...,
         swap_bytes_in: _builtins.int = ...,
         swaps_in_flight: _builtins.int = ...,
+        swaps_in_flight_out: _builtins.int = ...,
+        swap_blocked_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_in_flight", b"batches_in_flight", "demotions", b"demotions", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "iterations", b"iterations", "levels", b"levels", "longest_wait_ms", b"longest_wait_ms", "policy", b"policy", "preemptions", b"preemptions", "promotions", b"promotions", "running", b"running", "stages", b"stages", "swap_bytes_in", b"swap_bytes_in", "swap_bytes_out", b"swap_bytes_out", "swapped", b"swapped", "swaps_in", b"swaps_in", "swaps_in_flight", b"swaps_in_flight", "swaps_out", b"swaps_out", "tokens_generated", b"tokens_generated", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_in_flight", b"batches_in_flight", "demotions", b"demotions", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "iterations", b"iterations", "levels", b"levels", "longest_wait_ms", b"longest_wait_ms", "policy", b"policy", "preemptions", b"preemptions", "promotions", b"promotions", "running", b"running", "stages", b"stages", "swap_blocked_ns", b"swap_blocked_ns", "swap_bytes_in", b"swap_bytes_in", "swap_bytes_out", b"swap_bytes_out", "swapped", b"swapped", "swaps_in", b"swaps_in", "swaps_in_flight", b"swaps_in_flight", "swaps_in_flight_out", b"swaps_in_flight_out", "swaps_out", b"swaps_out", "tokens_generated", b"tokens_generated", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

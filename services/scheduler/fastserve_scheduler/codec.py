@@ -191,6 +191,7 @@ def _fill_swap_state(pb: scheduler_pb2.GetStateResponse, swap: SwapSnapshot) -> 
     pb.swaps_out, pb.swaps_in = swap.swaps_out, swap.swaps_in
     pb.swap_bytes_out, pb.swap_bytes_in = swap.bytes_out, swap.bytes_in
     pb.swaps_in_flight = swap.in_flight_out + swap.in_flight_in
+    pb.swaps_in_flight_out, pb.swap_blocked_ns = swap.in_flight_out, swap.blocked_ns
 
 
 # --- scheduler -> stage
