@@ -57,6 +57,9 @@ mlfq_configs: st.SearchStrategy[MlfqConfig] = st.builds(
     eta=st.integers(1, 2),
     alpha_ns=st.sampled_from([15 * MS, 60 * MS, 10_000 * MS]),
     promotion=st.sampled_from(["reset", "return"]),
+    charge=st.sampled_from(["wall", "share"]),
+    after_prefill=st.sampled_from(["stay", "top"]),
+    alpha_rounds=st.sampled_from([0, 0, 2]),
     demote_when=st.sampled_from(["used-reaches", "used-exceeds", "next-would-exceed"]),
     overrun=st.sampled_from(["finish", "abort"]),
 )
@@ -83,9 +86,23 @@ class CoreMachine(RuleBasedStateMachine):
             }
         ),
         num_slots=st.sampled_from([40, 0, 1, 4]),
+        slo=st.fixed_dictionaries(
+            {
+                "slo_token_ns": st.sampled_from([5 * MS, 40 * MS]),
+                "slack_step_ns": st.sampled_from([1, 50 * MS]),
+                "probe_tokens": st.integers(1, 3),
+            }
+        ),
     )
     def begin(
-        self, mlfq: MlfqConfig, stages: int, batch: int, chunk: int, swapping: dict[str, int], num_slots: int
+        self,
+        mlfq: MlfqConfig,
+        stages: int,
+        batch: int,
+        chunk: int,
+        swapping: dict[str, int],
+        num_slots: int,
+        slo: dict[str, int],
     ) -> None:
         self.config = CoreConfig(
             num_stages=stages,
@@ -103,6 +120,7 @@ class CoreMachine(RuleBasedStateMachine):
             kv_ranking=self.kv_ranking,
             swap_reserve_max_percent=40,
             **swapping,
+            **slo,
         )
         self.core = SchedulerCore(self.config, PROFILE)
         self.device = Device(block_size=2, num_stages=stages, max_batch_size=batch)
@@ -127,10 +145,14 @@ class CoreMachine(RuleBasedStateMachine):
         had=st.sampled_from([0, 0, 0, 1, 3]),
         priority=st.integers(0, 1),
         service_class=st.sampled_from(["", "patient", "unheard of"]),
+        hint=st.sampled_from([0, 1, 4, 900]),
+        program=st.sampled_from(["", "agent"]),
     )
-    def arrive(self, prompt: int, output: int, had: int, priority: int, service_class: str) -> None:
+    def arrive(
+        self, prompt: int, output: int, had: int, priority: int, service_class: str, hint: int, program: str
+    ) -> None:
         self.ids += 1
-        event = JobArrived(self.ids, prompt, output, had, priority, service_class, output)
+        event = JobArrived(self.ids, prompt, output, had, priority, service_class, output, hint, program)
         self.device.arrived(event)
         self._tell(event)
 
@@ -274,11 +296,19 @@ class CoreMachine(RuleBasedStateMachine):
         raise AssertionError("the jobs never end")
 
 
+PAPERS = ["skip-join-mlfq", "fcfs", "batch-fcfs", "round-robin", "fixed-priority", "naive-mlfq", "srpt"]
 KV_CHOICES = [(name, "order") for name in KV_POLICIES] + [("proactive", "enst"), ("reactive", "enst")]
+CHOICES = [(policy, *choice) for policy in PAPERS for choice in KV_CHOICES]
+CHOICES += [
+    (policy, *choice)
+    for policy in POLICIES
+    if policy not in PAPERS
+    for choice in (("recompute", "order"), ("proactive", "order"), ("reactive", "enst"))
+]
+"""Every policy; for those beyond the paper the choices of KV that differ most."""
 
 
-@pytest.mark.parametrize(("kv_policy", "kv_ranking"), KV_CHOICES)
-@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize(("policy", "kv_policy", "kv_ranking"), CHOICES)
 def test_no_order_of_events_breaks_the_core(policy: str, kv_policy: str, kv_ranking: str) -> None:
     named = {"policy": policy, "kv_policy": kv_policy, "kv_ranking": kv_ranking}
     machine: Any = type("Machine", (CoreMachine,), named)

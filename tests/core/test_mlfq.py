@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastserve_scheduler.core import MlfqConfig, Profile
+from fastserve_scheduler.core import Profile
 from fastserve_scheduler.core.config import DemoteWhen
 from fastserve_scheduler.core.events import IterationDone, JobArrived, ProfileUpdated, StageDown, StageUp, Woke
+from fastserve_scheduler.core.lengths import Lengths
 from fastserve_scheduler.core.policies.skip_join_mlfq import SkipJoinMlfq
 from fastserve_scheduler.core.prediction import Predictor
 
-from .support import MS, PROFILE, Hand, mlfq, ran, ready_core
+from .support import MS, PROFILE, Hand, config, mlfq, ran, ready_core
 
 
 @given(prompt=st.integers(1, 900), q1_ms=st.integers(1, 50), ratio=st.integers(2, 4))
@@ -28,7 +29,7 @@ def test_a_job_joins_the_highest_queue_that_covers_its_first_iteration(prompt: i
 
 @pytest.mark.parametrize("max_model_len", [10, 1000, 100_000])
 def test_there_are_queues_for_the_longest_prompt(max_model_len: int) -> None:
-    order = SkipJoinMlfq(MlfqConfig(), Predictor(PROFILE), max_model_len)
+    order = SkipJoinMlfq(config(max_model_len=max_model_len), Predictor(PROFILE), Lengths())
     assert order.quantum_ns[0] == 10 * MS
     assert order.quantum_ns[-1] >= PROFILE.prefill_ns(max_model_len)
 

@@ -5,10 +5,11 @@ waits has a ticket at the first step at which it has waited for A, tickets are s
 they were handed out, and each plan serves the first of them unless the pipeline is draining for it. So between two
 tokens of a job, and from its arrival to its first token, there lies no more than
 
-    A  +  (T + L + 3) * (P + 1) * I
+    A  +  (T * U + L + 3) * (P + 1) * I
 
-with T the most tickets out at once, L = ceil(most jobs becoming due at once / 64) further steps of the rescue, P the
-stages and I the longest time an iteration takes through all stages. Prompts run whole.
+with U the tokens a ticket is good for, alpha the longest that the backlog made of it, T the most tickets out at once,
+L = ceil(most jobs becoming due at once / 64) further steps of the rescue, P the stages and I the longest time an
+iteration takes through all stages. Prompts run whole.
 """
 
 from dataclasses import dataclass, field
@@ -33,12 +34,14 @@ class Watch:
     core: SchedulerCore
     most_tickets: int = 0
     most_jobs: int = 0
+    longest_alpha_ns: int = 0
     longest_ns: int = 0
     cost: PerToken = field(default_factory=PerToken)
 
     def __call__(self, now_ns: int, plan: RunIteration) -> None:
         self.most_tickets = max(self.most_tickets, sum(job.ticket for job in self.core.jobs.values()))
         self.most_jobs = max(self.most_jobs, len(self.core.jobs))
+        self.longest_alpha_ns = max(self.longest_alpha_ns, self.core.clock.alpha_ns(""))
         stages = self.core.config.num_stages
         self.longest_ns = max(self.longest_ns, sum(self.cost.stage_ns(plan, stage) for stage in range(stages)))
 
@@ -61,8 +64,8 @@ def longest_gap_and_bound(
     result = Simulator(core, cost, check=True, watch=watch).run(arrivals, num_blocks)
     assert all(job.reason is not None for job in result.jobs.values())
     rescue_steps = -(-watch.most_jobs // MAX_LIFTS_PER_STEP)
-    turns = watch.most_tickets + rescue_steps + 3
-    bound_ns = alpha_ns * (2 if promotion == "reset" else 1) + turns * (stages + 1) * watch.longest_ns
+    turns = watch.most_tickets * core.order.burst_turns + rescue_steps + 3
+    bound_ns = watch.longest_alpha_ns * (2 if promotion == "reset" else 1) + turns * (stages + 1) * watch.longest_ns
     return max(job.max_gap_ns for job in result.jobs.values()), bound_ns
 
 

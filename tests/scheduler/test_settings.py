@@ -37,8 +37,20 @@ def test_every_flag_reaches_the_core() -> None:
         *("--service-class", "fast=10", "--service-class", "slow=2e3", "--kv-policy", "defer", "--kv-ranking", "enst"),
         *("--max-num-seqs", "5", "--max-num-batched-tokens", "99", "--prefill-chunk-tokens", "33"),
         *("--max-model-len", "1000", "--max-num-queued-reqs", "11", "--max-num-queued-tokens", "2000"),
+        *("--charge", "share", "--after-prefill", "top", "--alpha-rounds", "8", "--probe-tokens", "4"),
+        *("--slo-first-token-ms", "500", "--slo-token-ms", "50", "--slack-step-ms", "1000"),
     )
-    mlfq = MlfqConfig(ratio=3, num_levels=7, eta=2, alpha_ns=500_000, promotion="return", demote_when="used-exceeds")
+    mlfq = MlfqConfig(
+        ratio=3,
+        num_levels=7,
+        eta=2,
+        alpha_ns=500_000,
+        promotion="return",
+        demote_when="used-exceeds",
+        charge="share",
+        after_prefill="top",
+        alpha_rounds=8,
+    )
     wider = replace(READY, kv_block_bytes=2048)
     assert load(*flags).core_config([READY, wider]) == CoreConfig(
         num_stages=2,
@@ -55,6 +67,10 @@ def test_every_flag_reaches_the_core() -> None:
         kv_policy="defer",
         kv_ranking="enst",
         kv_block_bytes=2048,
+        slo_first_token_ns=500_000_000,
+        slo_token_ns=50_000_000,
+        slack_step_ns=1_000_000_000,
+        probe_tokens=4,
     )
 
 

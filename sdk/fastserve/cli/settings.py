@@ -18,7 +18,21 @@ DEMO_MODEL = "smollm2-135m-instruct"
 #: More stages than this on one machine is a typing mistake.
 MAX_STAGES = 64
 
-Policy = Literal["skip-join-mlfq", "fcfs", "batch-fcfs", "round-robin", "fixed-priority", "naive-mlfq", "srpt"]
+Policy = Literal[
+    "skip-join-mlfq",
+    "fcfs",
+    "batch-fcfs",
+    "round-robin",
+    "fixed-priority",
+    "naive-mlfq",
+    "srpt",
+    "slack",
+    "las",
+    "sjf",
+    "edf",
+    "plas",
+    "predicted",
+]
 KvPolicy = Literal["proactive", "reactive", "recompute", "defer"]
 KvRanking = Literal["enst", "order"]
 Preset = Literal["default", "paper"]

@@ -104,6 +104,7 @@ class SnapshotCollector(Collector):
             yield from _levels(snapshot)
             yield from _totals(snapshot)
             yield from swap_families(snapshot.swap)
+            yield from _guessers(snapshot)
 
 
 def _gauges(snapshot: Snapshot) -> Iterator[Family]:
@@ -135,6 +136,15 @@ def _levels(snapshot: Snapshot) -> Iterator[Family]:
     for level, total in enumerate(snapshot.demotions):
         demotions.add_metric([str(level)], total)
     yield from (waiting, running, demotions)
+
+
+def _guessers(snapshot: Snapshot) -> Iterator[Family]:
+    error = GaugeMetricFamily("fastserve:length_log_error", "RMS of ln(guess / length) of answers", labels=["guesser"])
+    believed = GaugeMetricFamily("fastserve:length_believed", "1: requests are ranked by it", labels=["guesser"])
+    for guesser in snapshot.guessers:
+        error.add_metric([guesser.name], guesser.log_error)
+        believed.add_metric([guesser.name], guesser.believed)
+    yield from (error, believed)
 
 
 def _totals(snapshot: Snapshot) -> Iterator[Family]:

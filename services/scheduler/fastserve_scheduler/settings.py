@@ -10,7 +10,16 @@ from pydantic import Field, field_validator, model_validator
 
 from fastserve_common.settings import SettingsError
 from fastserve_common.tls import ClusterSettings
-from fastserve_scheduler.core.config import PRESETS, CoreConfig, DemoteWhen, KvRanking, MlfqConfig, Promotion
+from fastserve_scheduler.core.config import (
+    PRESETS,
+    AfterPrefill,
+    Charge,
+    CoreConfig,
+    DemoteWhen,
+    KvRanking,
+    MlfqConfig,
+    Promotion,
+)
 from fastserve_scheduler.core.kv import KV_POLICIES
 from fastserve_scheduler.core.policies import POLICIES
 from fastserve_scheduler.messages import Ready
@@ -35,13 +44,22 @@ class SchedulerSettings(ClusterSettings):
     num_stages: int = Field(1, ge=1, description="pipeline stages")
 
     policy: str = Field("skip-join-mlfq", description=f"order of jobs: {', '.join(POLICIES)}")
-    preset: Literal["default", "paper"] = Field("default", description="values of the next six that are not given")
+    preset: Literal["default", "paper"] = Field("default", description="values of the next nine that are not given")
     alpha_ms: float | None = Field(None, gt=0, description="a job that has not run for so long is starving")
     promotion: Promotion | None = Field(None, description="what a starving job gets: reset or return")
     quantum_ratio: int | None = Field(None, ge=2, description="quantum of a queue over that of the one above")
     num_queues: int | None = Field(None, ge=0, description="queues; 0: as many as the longest prompt needs")
     eta: int | None = Field(None, ge=1, description="queues a job drops when its quantum is used up")
     demote_when: DemoteWhen | None = Field(None, description="used-reaches, used-exceeds or next-would-exceed")
+    charge: Charge | None = Field(None, description="what an iteration costs each of its jobs: wall time, or its share")
+    after_prefill: AfterPrefill | None = Field(None, description="with the first token, stay or go to the top queue")
+    alpha_rounds: int | None = Field(None, ge=0, description="alpha is at least so many rounds over all requests")
+    slo_first_token_ms: float = Field(
+        300.0, gt=0, description="slack, edf: the first token is due so long after arrival"
+    )
+    slo_token_ms: float = Field(300.0, gt=0, description="slack, edf: each further token is due so long after the last")
+    slack_step_ms: float = Field(5000.0, gt=0, description="slack: due times nearer to each other than this are equal")
+    probe_tokens: int = Field(16, ge=1, description="predicted: tokens before a request is ranked by its length")
     service_class: tuple[str, ...] = Field((), description="NAME=MS: a service class and its alpha; repeatable")
 
     max_num_seqs: int = Field(16, ge=1, description="requests of one iteration")
@@ -121,12 +139,15 @@ class SchedulerSettings(ClusterSettings):
 
     def mlfq_config(self) -> MlfqConfig:
         given = {
-            "alpha_ns": None if self.alpha_ms is None else max(1, int(self.alpha_ms * _NS_PER_MS)),
+            "alpha_ns": None if self.alpha_ms is None else _ns(self.alpha_ms),
             "promotion": self.promotion,
             "ratio": self.quantum_ratio,
             "num_levels": self.num_queues,
             "eta": self.eta,
             "demote_when": self.demote_when,
+            "charge": self.charge,
+            "after_prefill": self.after_prefill,
+            "alpha_rounds": self.alpha_rounds,
         }
         changes = {name: value for name, value in given.items() if value is not None}
         return replace(PRESETS[self.preset], **changes)  # type: ignore[arg-type]  # fields of MlfqConfig by name
@@ -158,6 +179,10 @@ class SchedulerSettings(ClusterSettings):
                 kv_policy=self.kv_policy,
                 kv_ranking=self.kv_ranking,
                 kv_block_bytes=max(ready.kv_block_bytes for ready in stages),
+                slo_first_token_ns=_ns(self.slo_first_token_ms),
+                slo_token_ns=_ns(self.slo_token_ms),
+                slack_step_ns=_ns(self.slack_step_ms),
+                probe_tokens=self.probe_tokens,
             )
         except ValueError as error:
             raise SettingsError(str(error)) from error
@@ -168,6 +193,10 @@ class SchedulerSettings(ClusterSettings):
         if host in _ANY_HOST:
             host = socket.gethostbyname(socket.gethostname())
         return f"{host}:{port}"
+
+
+def _ns(milliseconds: float) -> int:
+    return max(1, int(milliseconds * _NS_PER_MS))
 
 
 def _one_of(value: str, choices: tuple[str, ...]) -> str:

@@ -6,6 +6,8 @@ from typing import Literal, get_args
 Promotion = Literal["reset", "return"]
 DemoteWhen = Literal["used-reaches", "used-exceeds", "next-would-exceed"]
 Overrun = Literal["finish", "abort"]
+Charge = Literal["wall", "share"]
+AfterPrefill = Literal["stay", "top"]
 KvRanking = Literal["enst", "order"]
 
 MAX_LEVELS = 64
@@ -35,6 +37,10 @@ class MlfqConfig:
     front of its own queue. `demote_when`: execution time at the level reaches q_i, exceeds it, or would exceed it with
     the job's next iteration. `overrun` is for `naive-mlfq` alone: a first iteration longer than the quantum of its
     level is finished, or its work is thrown away.
+
+    `charge`: an iteration costs each of its jobs all of its time, or its time over the number of jobs. `after_prefill`:
+    with its first token a job stays in the queue it joined, or goes to Q1 with a fresh quantum, because what it has
+    cost already cannot be had back. `alpha_rounds`: alpha is at least so many rounds over all jobs; 0: constant.
     """
 
     ratio: int = 2
@@ -44,6 +50,9 @@ class MlfqConfig:
     promotion: Promotion = "reset"
     demote_when: DemoteWhen = "used-reaches"
     overrun: Overrun = "finish"
+    charge: Charge = "wall"
+    after_prefill: AfterPrefill = "stay"
+    alpha_rounds: int = 0
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -56,6 +65,9 @@ class MlfqConfig:
         _one_of(owner, "promotion", self.promotion, get_args(Promotion))
         _one_of(owner, "demote_when", self.demote_when, get_args(DemoteWhen))
         _one_of(owner, "overrun", self.overrun, get_args(Overrun))
+        _one_of(owner, "charge", self.charge, get_args(Charge))
+        _one_of(owner, "after_prefill", self.after_prefill, get_args(AfterPrefill))
+        _at_least(owner, "alpha_rounds", self.alpha_rounds, 0)
 
 
 PRESETS: dict[str, MlfqConfig] = {
@@ -80,6 +92,10 @@ class CoreConfig:
     link's speed until it is measured; 0: unknown, the first swaps go one by one. `swap_reserve_*_percent`: bounds of
     the free part of the pool that is kept for newcomers. `swap_min_batches`: jobs are displaced by others only while
     the pool holds so many running batches; 0: always.
+
+    `slo_first_token_ns`, `slo_token_ns`: when the first token is due after arrival, and each further one after it
+    (`slack`, `edf`). `slack_step_ns`: due times nearer to each other than this are equal. `probe_tokens`: output tokens
+    before a job is ranked by its expected length (`predicted`).
     """
 
     num_stages: int
@@ -99,6 +115,10 @@ class CoreConfig:
     swap_reserve_min_percent: int = 2
     swap_reserve_max_percent: int = 5
     swap_min_batches: int = 2
+    slo_first_token_ns: int = 300_000_000
+    slo_token_ns: int = 300_000_000
+    slack_step_ns: int = 5_000_000_000
+    probe_tokens: int = 16
 
     def __post_init__(self) -> None:
         # The tables import this module; asking them here keeps a wrong name an error at birth.
@@ -120,6 +140,8 @@ class CoreConfig:
         _one_of(owner, "policy", self.policy, tuple(POLICIES))
         _one_of(owner, "kv_policy", self.kv_policy, tuple(KV_POLICIES))
         _one_of(owner, "kv_ranking", self.kv_ranking, get_args(KvRanking))
+        for name in ("slo_first_token_ns", "slo_token_ns", "slack_step_ns", "probe_tokens"):
+            _at_least(owner, name, getattr(self, name), 1)
         self._check_swapping()
         self._check_classes()
 

@@ -132,6 +132,8 @@ def _check_counts(core: SchedulerCore) -> None:
     waiting = core.line.jobs()
     tokens = sum(job.prompt_tokens for job in waiting)
     _require(core.waiting_prompt_tokens == tokens, "count of waiting prompt tokens", core)
+    unstarted_ns = sum(job.first_ns for job in core.jobs.values())
+    _require(core.unstarted_ns == unstarted_ns, "count of first iterations to come", core)
     decodes = sum(job.is_decode for job in core.line.ready)
     _require(core.line.num_decodes == decodes, "count of ready decodes", core)
     sizes = core.order.level_sizes()

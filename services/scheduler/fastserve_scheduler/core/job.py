@@ -24,6 +24,10 @@ class Job:
     arrived_ns: int
     #: Output tokens so far, those of an earlier life included.
     generated: int
+    #: A guess of the whole output that came with the request; 0: none did.
+    expected_output_tokens: int = 0
+    #: The calls of one agent share its name; "": it is alone.
+    program: str = ""
     #: Tokens whose KV is computed and not lost, wherever `kv` says it is: positions 0 .. computed-1.
     computed: int = 0
     #: The most `computed` ever was: work below it is done a second time.
@@ -42,6 +46,8 @@ class Job:
     aborted: bool = False
     #: Has produced a token here. Until then it is not promoted above the queue it joined.
     started: bool = False
+    #: Predicted at its arrival for its first iteration; 0 when that is over.
+    first_ns: int = 0
     #: The iteration under way is thrown away at its end (naive MLFQ that cuts overrun first iterations).
     discarding: bool = False
 
@@ -50,6 +56,15 @@ class Job:
     level: int = 0
     used_ns: int = 0
     place: int = 0
+    #: What each guesser expects of its output (`lengths.py`).
+    guesses: tuple[int, ...] = ()
+    #: What an order that has more than levels ranks by.
+    key: int = 0
+    #: Has had its first token here, and the order has taken note of it.
+    landed: bool = False
+    #: Tokens its ticket is still good for, and its place among the tickets.
+    turns: int = 0
+    ticket_place: int = 0
     #: Starved, and was promoted or given a ticket, and has not run since. Written by the rescue.
     rescued: bool = False
     #: Served before all queues until its next token.

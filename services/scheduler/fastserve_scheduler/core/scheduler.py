@@ -27,6 +27,7 @@ from fastserve_scheduler.core.flight import Flight
 from fastserve_scheduler.core.history import Happening, History, Moment
 from fastserve_scheduler.core.invariants import check
 from fastserve_scheduler.core.job import NOT_IN_FLIGHT, Job
+from fastserve_scheduler.core.lengths import Lengths
 from fastserve_scheduler.core.memory import Memory
 from fastserve_scheduler.core.policies import POLICIES, Order
 from fastserve_scheduler.core.prediction import Predictor
@@ -35,6 +36,9 @@ from fastserve_scheduler.core.reconfigure import check_change, requeue
 from fastserve_scheduler.core.rescue import Rescue
 from fastserve_scheduler.core.snapshot import Counters, Snapshot, take
 from fastserve_scheduler.core.wait_clock import WaitClock
+
+MAX_AGED_PER_STEP = 64
+"""Jobs whose place is looked at anew in one step because time has passed, so that a step stays short."""
 
 
 class SchedulerCore:
@@ -51,6 +55,7 @@ class SchedulerCore:
         self.epoch = 0
         self.counters = Counters()
         self.predictor = Predictor(profile)
+        self.lengths = Lengths()
         self.order = self._make_order()
         self.clock = WaitClock(config.mlfq.alpha_ns, config.service_classes)
         self._history = History()
@@ -59,13 +64,15 @@ class SchedulerCore:
         self.due_clock = DueClock()
         self.num_flying = 0
         self.waiting_prompt_tokens = 0
+        #: Predicted first iterations of the jobs that have had none.
+        self.unstarted_ns = 0
         self._stage_blocks: dict[int, int] = {}
         self._was_ready = False
         self._next_seq = 0
         self._now_ns = 0
 
     def _make_order(self) -> Order:
-        return POLICIES[self.config.policy](self.config.mlfq, self.predictor, self.config.max_model_len)
+        return POLICIES[self.config.policy](self.config, self.predictor, self.lengths)
 
     def _wire(self, memory: Memory) -> None:
         """Put together what the configuration and the order decide; jobs are put in line elsewhere."""
@@ -86,7 +93,7 @@ class SchedulerCore:
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take note of the event and say what to do. Time that runs backwards is taken to stand still."""
-        self._now_ns = self.tiers.now_ns = max(self._now_ns, now_ns)
+        self._now_ns = self.tiers.now_ns = self.order.now_ns = max(self._now_ns, now_ns)
         out: list[Command] = []
         settled: list[Job] = []
         match event:
@@ -142,10 +149,15 @@ class SchedulerCore:
             service_class=self.clock.class_of(event.service_class),
             priority=event.priority,
             oracle_output_tokens=event.oracle_output_tokens or event.max_output_tokens,
+            expected_output_tokens=event.expected_output_tokens,
+            program=event.program,
             arrived_ns=self._now_ns,
             generated=event.output_tokens,
         )
         self.jobs[job.job_id] = job
+        job.first_ns = self.predictor.first_iteration_ns(job.known_tokens)
+        self.unstarted_ns += job.first_ns
+        self.lengths.arrived(job)
         self.order.join(job)
         self.record(job, Happening.ARRIVED, job.level)
         self._appetite.arrived(self.pool.blocks_for(job.known_tokens))
@@ -175,10 +187,11 @@ class SchedulerCore:
         if flight.jobs:
             self.tiers.link.observe_iteration(event.compute_ns)
         stopped = frozenset(event.stopped)
+        charged_ns = self.order.charge_ns(event.compute_ns, max(len(flight.jobs), 1))
         settled = []
         for item, job in zip(flight.plan.items, flight.jobs, strict=True):
             self._land(job)
-            reason = self._settle(job, item, event.compute_ns, job.job_id in stopped)
+            reason = self._settle(job, item, charged_ns, job.job_id in stopped)
             if reason is None:
                 self._wait(job)
                 settled.append(job)
@@ -247,6 +260,7 @@ class SchedulerCore:
         self.clock.set_alpha(config.mlfq.alpha_ns)
         if another_policy:
             self.order = self._make_order()
+            self.order.now_ns = self._now_ns
             self.rescue.rewire(self.order)
             requeue(self)
         else:
@@ -286,7 +300,7 @@ class SchedulerCore:
         job.seq = NOT_IN_FLIGHT
         self.num_flying -= 1
 
-    def _settle(self, job: Job, item: PlanItem, compute_ns: int, stopped: bool) -> FinishReason | None:
+    def _settle(self, job: Job, item: PlanItem, charged_ns: int, stopped: bool) -> FinishReason | None:
         """Book what the iteration did for the job; why it is finished, or None."""
         job.computed += item.num_tokens
         job.high_water = max(job.high_water, job.computed)
@@ -294,8 +308,8 @@ class SchedulerCore:
             return FinishReason.ABORTED
         if item.sample:
             job.generated += 1
-            job.started = True
             self.counters.generated_tokens += 1
+            self._has_started(job)
             self.record(job, Happening.RAN, job.generated)
             if stopped:
                 return FinishReason.STOP
@@ -306,14 +320,22 @@ class SchedulerCore:
             self.tiers.forget(job)
             self.record(job, Happening.DISCARDED, job.level)
         level = job.level
-        self.order.ran(job, compute_ns, turn_over=item.sample or thrown_away)
+        self.order.ran(job, charged_ns, turn_over=item.sample or thrown_away)
         if job.level > level:
             self.record(job, Happening.DEMOTED, job.level)
         return None
 
+    def _has_started(self, job: Job) -> None:
+        job.started = True
+        self.unstarted_ns -= job.first_ns
+        job.first_ns = 0
+
     def _finish(self, job: Job, reason: FinishReason, out: list[Command]) -> None:
         """End a job that is neither in line nor in flight. What is being copied is freed when it has landed."""
         self.order.leave(job)
+        self._has_started(job)
+        if reason is not FinishReason.ABORTED:
+            self.lengths.finished(job)
         job.aborted = True
         self.tiers.forget(job)
         del self.jobs[job.job_id]
@@ -336,7 +358,9 @@ class SchedulerCore:
 
     def _step(self, settled: list[Job], out: list[Command]) -> None:
         """Rescue who starves, then fill the pipeline."""
+        self._age()
         if self.order.rescues:
+            self.clock.least_alpha_ns = self.order.alpha_rounds * self._round_ns()
             self.rescue.step(self._now_ns)
         batch = Batch()
         formed = len(self.flights) < self.config.num_stages
@@ -353,6 +377,19 @@ class SchedulerCore:
         for job in settled:
             if not job.in_flight and job.resident:
                 self.counters.preemptions[batch.shortage_of(job)] += 1
+
+    def _round_ns(self) -> int:
+        """How long a round over all jobs takes, each of them having one iteration: a prefill is one by itself."""
+        slots = self.config.max_batch_size * self.config.num_stages
+        return self.unstarted_ns // self.config.num_stages + len(self.jobs) * self.tiers.link.iteration_ns // slots
+
+    def _age(self) -> None:
+        """Time alone has changed the place of some; those in flight are asked about when they have run."""
+        for job in self.order.overdue(MAX_AGED_PER_STEP):
+            if not job.in_flight:
+                self.line.take(job)
+                self.order.age(job)
+                self.line.put(job)
 
     def _note_victims(self, batch: Batch) -> None:
         for victim, requester in batch.gave_way:

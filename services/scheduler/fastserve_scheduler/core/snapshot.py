@@ -68,6 +68,16 @@ class SwapSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class GuesserSnapshot:
+    """Somebody who guesses output lengths. `log_error`: root of the mean square of ln(guess / truth) lately."""
+
+    name: str
+    believed: bool
+    seen: int
+    log_error: float
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     ready: bool
     epoch: int
@@ -98,6 +108,7 @@ class Snapshot:
     #: Observed over predicted time of first iterations.
     prefill_correction: float
     swap: SwapSnapshot
+    guessers: tuple[GuesserSnapshot, ...] = ()
 
 
 def take(core: SchedulerCore, ready: bool, now_ns: int) -> Snapshot:
@@ -136,6 +147,10 @@ def take(core: SchedulerCore, ready: bool, now_ns: int) -> Snapshot:
         longest_wait_ns=core.clock.longest_wait_ns(now_ns),
         prefill_correction=core.predictor.correction / ONE,
         swap=_swap(core),
+        guessers=tuple(
+            GuesserSnapshot(guesser.value, record.believed, record.seen, record.log_error)
+            for guesser, record in core.lengths.records.items()
+        ),
     )
 
 

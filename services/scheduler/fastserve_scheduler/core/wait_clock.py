@@ -15,13 +15,15 @@ class WaitClock:
         self._alpha_ns = {"": default_alpha_ns, **dict(service_classes)}
         self._clocks: dict[str, OrderedDict[int, Job]] = {name: OrderedDict() for name in self._alpha_ns}
         self._pending: OrderedDict[int, Job] = OrderedDict()
+        #: No alpha is shorter than this: what the backlog makes of it.
+        self.least_alpha_ns = 0
 
     def set_alpha(self, default_alpha_ns: int) -> None:
         """For the jobs that name no class. Who has waited so long already starves at once."""
         self._alpha_ns[""] = default_alpha_ns
 
     def alpha_ns(self, service_class: str) -> int:
-        return self._alpha_ns.get(service_class, self._alpha_ns[""])
+        return max(self._alpha_ns.get(service_class, self._alpha_ns[""]), self.least_alpha_ns)
 
     def deadline_ns(self, job: Job) -> int:
         """When the job starves; a job with a ticket does already."""
@@ -49,7 +51,7 @@ class WaitClock:
         """Take up to `limit` jobs off the clock that have waited for alpha or longer, longest first per class."""
         taken: list[Job] = []
         for name, clocks in self._clocks.items():
-            since_ns = now_ns - self._alpha_ns[name]
+            since_ns = now_ns - self.alpha_ns(name)
             while clocks and len(taken) < limit:
                 job = next(iter(clocks.values()))
                 if job.clock_ns > since_ns:

@@ -6,12 +6,11 @@ promoted to Q1 runs there until its next token and goes back to the front of the
 
 from abc import abstractmethod
 
-from fastserve_scheduler.core.config import MlfqConfig
+from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.job import Job, Rank
-from fastserve_scheduler.core.policies.order import Order
+from fastserve_scheduler.core.lengths import Lengths
+from fastserve_scheduler.core.policies.order import TICKET_LANE, Order
 from fastserve_scheduler.core.prediction import Predictor
-
-TICKET_LANE = -1
 
 MIN_LEVELS = 10
 """Fewer queues than 8 mix long jobs with longer ones (measured: docs/scheduling.md); each more costs a counter."""
@@ -21,8 +20,9 @@ class FeedbackQueues(Order):
     bypass_limit = 32
     rescues = True
 
-    def __init__(self, config: MlfqConfig, predictor: Predictor, max_model_len: int) -> None:
-        super().__init__(config, predictor, max_model_len)
+    def __init__(self, config: CoreConfig, predictor: Predictor, lengths: Lengths) -> None:
+        super().__init__(config, predictor, lengths)
+        self._mlfq = config.mlfq
         self._front_place = 0
         self.quantum_ns: tuple[int, ...] = ()
         self._sizes: list[int] = []
@@ -51,10 +51,13 @@ class FeedbackQueues(Order):
         if job.ticket:
             job.ticket = False
             job.place = self._front()
-        if self._used_up(job):
-            below = min(job.level + self._config.eta, len(self.quantum_ns) - 1)
+        if job.started and not job.landed and self._mlfq.after_prefill == "top":
+            self._move(job, 0)
+        elif self._used_up(job):
+            below = min(job.level + self._mlfq.eta, len(self.quantum_ns) - 1)
             self._demotions[job.level] += below > job.level
             self._move(job, below)
+        job.landed = job.started
 
     def lift(self, job: Job) -> bool:
         """Promote to Q1 with a fresh quantum, or hand out a ticket.
@@ -62,19 +65,23 @@ class FeedbackQueues(Order):
         A ticket goes to a job without a first token (Q1's quantum does not cover its first iteration), to one that
         starves in Q1 itself, and to everybody under `return`.
         """
-        if self._config.promotion == "return" or not job.started or job.level == 0:
+        if self._mlfq.promotion == "return" or not job.started or job.level == 0:
             job.ticket = True
             job.place = self._tail()
             return True
         self._move(job, 0)
         return False
 
+    def reconfigure(self, config: CoreConfig) -> None:
+        self._mlfq = config.mlfq
+        super().reconfigure(config)
+
     def retime(self) -> None:
         """Quanta from the profile: q_1 is the shortest iteration there is. Levels in use are never taken away."""
-        q1_ns, ratio = self._predictor.profile.min_decode_ns, self._config.ratio
-        count = self._config.num_levels
+        q1_ns, ratio = self._predictor.profile.min_decode_ns, self._mlfq.ratio
+        count = self._mlfq.num_levels
         if count == 0:
-            longest_ns = self._predictor.profile.prefill_ns(self._max_model_len)
+            longest_ns = self._predictor.profile.prefill_ns(self._config.max_model_len)
             count = MIN_LEVELS
             while q1_ns * ratio ** (count - 1) < longest_ns:
                 count += 1
@@ -94,7 +101,7 @@ class FeedbackQueues(Order):
 
     def _used_up(self, job: Job) -> bool:
         quantum_ns = self.quantum_ns[job.level]
-        match self._config.demote_when:
+        match self._mlfq.demote_when:
             case "used-reaches":
                 return job.used_ns >= quantum_ns
             case "used-exceeds":

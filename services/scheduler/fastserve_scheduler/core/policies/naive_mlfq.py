@@ -14,6 +14,6 @@ class NaiveMlfq(FeedbackQueues):
 
     def discards(self, job: Job) -> bool:
         """Decided before it runs, so that no token of a lost iteration is ever drawn. The last queue cuts nothing."""
-        if self._config.overrun == "finish" or job.started or job.level == len(self.quantum_ns) - 1:
+        if self._mlfq.overrun == "finish" or job.started or job.level == len(self.quantum_ns) - 1:
             return False
         return self._predictor.first_iteration_ns(job.known_tokens) > self.quantum_ns[job.level]
