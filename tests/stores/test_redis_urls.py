@@ -41,7 +41,7 @@ async def test_a_password_in_the_url_is_used(tmp_path: Path, skip_or_fail: Calla
         with pytest.raises(StateError) as refused:
             await works(url.replace(PASSWORD, "another"))
         assert PASSWORD not in str(refused.value)
-        with pytest.raises(StateError, match="(?i)authenticat"):
+        with pytest.raises(StateError, match=r"(?i)authenticat"):
             await works(f"redis://127.0.0.1:{port}/0")
 
 

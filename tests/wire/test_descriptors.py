@@ -11,10 +11,10 @@ from pathlib import Path
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FileDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
-from fastserve.v1 import inference_pb2, kvstore_pb2, sampling_pb2, scheduler_pb2, stage_pb2
+from fastserve.v1 import admin_pb2, inference_pb2, kvstore_pb2, sampling_pb2, scheduler_pb2, stage_pb2
 
 PROMISED = Path(__file__).with_name("descriptors.json")
-FILES = (inference_pb2, kvstore_pb2, sampling_pb2, scheduler_pb2, stage_pb2)
+FILES = (admin_pb2, inference_pb2, kvstore_pb2, sampling_pb2, scheduler_pb2, stage_pb2)
 
 #: full name of message, enum or service -> number (or method) -> what it is
 Shape = dict[str, dict[str, str]]

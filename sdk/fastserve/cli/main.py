@@ -28,6 +28,7 @@ COMMANDS: dict[str, Command] = {
     "generate": Command("generate text from a prompt", "fastserve.cli.generate"),
     "chat": Command("talk to the served model", "fastserve.cli.chat"),
     "top": Command("show what is queued, running and resident now", "fastserve.cli.top"),
+    "ctl": Command("see and change a running scheduler: settings, drain, requests", "fastserve.cli.ctl"),
     "bench": Command("measure a server under load", "fastserve.cli.bench"),
 }
 

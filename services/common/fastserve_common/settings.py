@@ -69,6 +69,13 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise SettingsError(_sentence(error, cls._secrets())) from error
 
+    def changed(self, **values: object) -> Self:
+        """The same with other values, checked as at birth. Raises SettingsError."""
+        try:
+            return type(self)(**{**self.model_dump(), **values})
+        except ValidationError as error:
+            raise SettingsError(_sentence(error, self._secrets())) from error
+
     @classmethod
     def _secrets(cls) -> frozenset[str]:
         return frozenset(name for name, field in cls.model_fields.items() if not field.repr)

@@ -6,12 +6,17 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import grpc.aio
+
+from fastserve.v1 import admin_pb2_grpc
 from fastserve_common.channels import GrpcServer
 from fastserve_common.state import StateStore, membership, open_state
 from fastserve_scheduler import codec
+from fastserve_scheduler.admin import Admin
+from fastserve_scheduler.admin_service import ADMIN_SERVICE, AdminService
 from fastserve_scheduler.desk import Desk
 from fastserve_scheduler.driver import Driver
 from fastserve_scheduler.hold import Hold
@@ -49,7 +54,7 @@ class Scheduler:
         runner = self.driver.runner
         stage_ns = {} if runner is None else runner.stage_ns
         stages = tuple((v.stage, v.up, v.address, stage_ns.get(v.stage, 0)) for v in self.pipeline.views())
-        return codec.ClusterState(self.settings.policy, self.driver.snapshot(), stages)
+        return codec.ClusterState(self.driver.settings.policy, self.driver.snapshot(), stages)
 
     async def drain(self) -> None:
         """Refuse new requests, let the others finish, abort those that do not in time."""
@@ -79,12 +84,28 @@ def build(
     return Scheduler(driver, pipeline, kv_link, desk, inbox, settings)
 
 
+@dataclass(slots=True)
+class _Faces:
+    """What this process serves, also while it stands by."""
+
+    gateways: SchedulerService = field(default_factory=SchedulerService)
+    operators: AdminService = field(default_factory=AdminService)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        self.gateways.add_to(server)
+        admin_pb2_grpc.add_AdminServicer_to_server(self.operators, server)
+
+    def lead(self, scheduler: Scheduler) -> None:
+        self.gateways.lead(scheduler.inbox, scheduler.state)
+        self.operators.lead(scheduler.inbox, Admin(scheduler.driver, time.monotonic_ns))
+
+
 async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
     """Serve until `stop`. Returns the exit status. Raises SettingsError, StateError, OSError."""
     store = open_state(settings.state)
-    service = SchedulerService()
-    grpc_server = GrpcServer.create(codec.SERVICE_NAMES)
-    service.add_to(grpc_server.server)
+    faces = _Faces()
+    grpc_server = GrpcServer.create((*codec.SERVICE_NAMES, ADMIN_SERVICE))
+    faces.add_to(grpc_server.server)
     try:
         port = await grpc_server.start(settings.listen)
         await grpc_server.set_serving(False)
@@ -95,7 +116,7 @@ async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
             return 0
         log.info("leading", extra={"generation": generation})
         try:
-            return await _lead(settings, store, service, grpc_server, leadership, generation, port, stop)
+            return await _lead(settings, store, faces, grpc_server, leadership, generation, port, stop)
         finally:
             await leadership.give_up()
     finally:
@@ -106,7 +127,7 @@ async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
 async def _lead(
     settings: SchedulerSettings,
     store: StateStore,
-    service: SchedulerService,
+    faces: "_Faces",
     grpc_server: GrpcServer,
     leadership: Leadership,
     generation: int,
@@ -116,7 +137,7 @@ async def _lead(
     health = asyncio.Queue[Status]()
     metrics = Metrics()
     scheduler = build(settings, store, leadership.owner, generation, metrics, health.put_nowait)
-    service.lead(scheduler.inbox, scheduler.state)
+    faces.lead(scheduler)
     info = leadership.facts(settings.address(port), generation)
     async with (
         _metrics_endpoint(settings, metrics, scheduler),

@@ -15,6 +15,9 @@ from fastserve_scheduler.messages import (
     Submit,
 )
 
+GOING_AWAY = "the scheduler is going away"
+DRAINED_BY_OPERATOR = "an operator has drained the scheduler"
+
 
 @dataclass(slots=True)
 class Desk:
@@ -24,6 +27,8 @@ class Desk:
     hold: Hold
     status: Status = field(default_factory=lambda: Status(False, "starting"))
     draining: bool = False
+    #: What gateways are told while draining.
+    draining_detail: str = GOING_AWAY
     _links: list[GatewayLink] = field(default_factory=list)
 
     @property
@@ -60,7 +65,7 @@ class Desk:
             link.close()
 
     def refuse_draining(self, link: GatewayLink, submit: Submit) -> None:
-        text = "the scheduler is going away"
+        text = self.draining_detail
         self.hold.refuse(link, Rejected(submit.request_id, Refusal.DRAINING, text, 1))
 
     def cancel_held(self, cancel: Cancel, link: GatewayLink) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fastserve_scheduler.core.scheduler import SchedulerCore
 from fastserve_scheduler.core.snapshot import Snapshot
-from fastserve_scheduler.desk import Desk
+from fastserve_scheduler.desk import DRAINED_BY_OPERATOR, GOING_AWAY, Desk
 from fastserve_scheduler.flights import Flights
 from fastserve_scheduler.gateway_link import GatewayLink
 from fastserve_scheduler.inbox import Inbox
@@ -31,6 +31,7 @@ from fastserve_scheduler.inputs import (
     LinkClosed,
     LinkOpened,
     Lost,
+    Ordered,
     PipelineChanged,
     ProfileFailed,
     ProfileKnown,
@@ -297,9 +298,9 @@ class Driver:
             case HoldOver():
                 self._desk.hold.refuse_all(Refusal.NOT_READY, f"the pipeline is not ready: {self._desk.status.detail}")
             case Drain():
-                self._desk.draining = True
-                self._desk.hold.refuse_all(Refusal.DRAINING, "the scheduler is going away")
-                self._refresh_status()
+                self._stop_accepting(GOING_AWAY)
+            case Ordered(act):
+                act()
             case AbortAll():
                 for job_id in self.sessions.job_ids:
                     self._abort(job_id, StopReason.CANCELLED)
@@ -317,6 +318,50 @@ class Driver:
             log.error(why, extra={"stage": stage})
             self._pipeline.give_up_on(stage, why)
 
+    def _stop_accepting(self, detail: str) -> None:
+        self._desk.draining, self._desk.draining_detail = True, detail
+        self._desk.hold.refuse_all(Refusal.DRAINING, detail)
+        self._refresh_status()
+
+    # --- operators
+
+    @property
+    def settings(self) -> SchedulerSettings:
+        return self._settings
+
+    @property
+    def draining(self) -> bool:
+        return self._desk.draining
+
+    def reconfigure(self, settings: SchedulerSettings) -> None:
+        """From here on these hold. Raises SettingsError, and has then changed nothing."""
+        if self.runner is not None:
+            self.runner.reconfigure(settings.changed_core_config(self.runner.core.config))
+        self._settings = settings
+        self._desk.hold.max_requests = settings.max_num_queued_reqs
+        self._desk.hold.max_tokens = settings.max_num_queued_tokens
+        self._desk.set_hello(replace(self._desk.hello, policy=settings.policy))
+
+    def drain(self) -> None:
+        """Refuse new requests; those in progress go on."""
+        if not self._desk.draining:
+            self._stop_accepting(DRAINED_BY_OPERATOR)
+
+    def resume(self) -> None:
+        """Ends what `drain` began. A process that is about to end is not held up."""
+        if self._desk.draining_detail == DRAINED_BY_OPERATOR:
+            self._desk.draining, self._desk.draining_detail = False, GOING_AWAY
+            self.drained.clear()
+            self._refresh_status()
+
+    def cancel_request(self, request_id: str) -> bool:
+        """False when it is not live."""
+        session = self.sessions.of_request(request_id)
+        if session is None:
+            return False
+        self._abort(session.job_id, StopReason.CANCELLED)
+        return True
+
     # --- what others may know
 
     def snapshot(self) -> Snapshot | None:
@@ -331,7 +376,7 @@ class Driver:
 
     def _status(self) -> Status:
         if self._desk.draining:
-            return Status(False, "the scheduler is going away")
+            return Status(False, self._desk.draining_detail)
         if self._pipeline.detail:
             return Status(False, self._pipeline.detail)
         if self.runner is None:

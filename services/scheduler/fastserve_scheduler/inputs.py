@@ -1,5 +1,6 @@
 """Everything that can be put into the scheduler's inbox."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastserve_scheduler.core.profile import Profile
@@ -106,6 +107,13 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Ordered:
+    """An operator's order, carried out in its turn. `act` raises nothing."""
+
+    act: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class AbortAll:
     """The time to drain is over."""
 
@@ -127,5 +135,6 @@ Input = (
     | CheckProgress
     | HoldOver
     | Drain
+    | Ordered
     | AbortAll
 )

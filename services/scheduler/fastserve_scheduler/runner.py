@@ -23,7 +23,9 @@ from fastserve_scheduler.core.commands import (
     SwapOp,
     WakeAt,
 )
+from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.events import (
+    ConfigChanged,
     Event,
     HostSlotsGranted,
     HostStoreDown,
@@ -232,6 +234,9 @@ class Runner:
         """End a job for a reason of the scheduler's own."""
         self.sessions.condemn(job_id, verdict)
         self._feed(JobAborted(job_id))
+
+    def reconfigure(self, config: CoreConfig) -> None:
+        self._feed(ConfigChanged(config))
 
     def woke(self) -> None:
         self._feed(Woke())

@@ -114,6 +114,13 @@ class Sessions:
     def job_ids(self) -> tuple[int, ...]:
         return tuple(self._by_job)
 
+    def live(self) -> Iterable[Session]:
+        """The oldest first."""
+        return self._by_job.values()
+
+    def of_request(self, request_id: str) -> Session | None:
+        return self._by_request.get(request_id)
+
     def open(self, submit: Submit, link: Link) -> JobArrived | None:
         """Take a request in. The event for the core; None when there is nothing to run (answered here).
 

@@ -158,11 +158,7 @@ class SchedulerSettings(ClusterSettings):
         if self.max_model_len > served:
             raise SettingsError(f"--max-model-len: the stages serve at most {served} tokens (got {self.max_model_len})")
         max_model_len = self.max_model_len or served
-        if self.max_num_queued_tokens < max_model_len:
-            raise SettingsError(
-                f"--max-num-queued-tokens: must hold one prompt of {max_model_len} tokens"
-                f" (got {self.max_num_queued_tokens})"
-            )
+        self._check_queue(max_model_len)
         try:
             return CoreConfig(
                 num_stages=self.num_stages,
@@ -186,6 +182,30 @@ class SchedulerSettings(ClusterSettings):
             )
         except ValueError as error:
             raise SettingsError(str(error)) from error
+
+    def changed_core_config(self, running: CoreConfig) -> CoreConfig:
+        """For a core that runs: only what may change under its jobs does. Raises SettingsError."""
+        self._check_queue(running.max_model_len)
+        try:
+            return replace(
+                running,
+                max_batch_size=self.max_num_seqs,
+                max_batch_tokens=self.max_num_batched_tokens,
+                prefill_chunk_tokens=self.chunk_tokens,
+                max_waiting_jobs=self.max_num_queued_reqs,
+                max_waiting_tokens=self.max_num_queued_tokens,
+                policy=self.policy,
+                mlfq=self.mlfq_config(),
+            )
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
+
+    def _check_queue(self, max_model_len: int) -> None:
+        if self.max_num_queued_tokens < max_model_len:
+            raise SettingsError(
+                f"--max-num-queued-tokens: must hold one prompt of {max_model_len} tokens"
+                f" (got {self.max_num_queued_tokens})"
+            )
 
     def address(self, port: int) -> str:
         """Where others reach a server of ours that listens on `port`."""

@@ -7,7 +7,6 @@ held one waits from now on. Plans in flight land as they were sent, so a lowered
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from fastserve_scheduler.core.config import CoreConfig
@@ -32,7 +31,7 @@ def requeue(core: SchedulerCore) -> None:
     """All jobs join the core's new order. None is in line; those in flight join too, and run on."""
     for job in sorted(core.jobs.values(), key=_old_place):
         had_ticket, job.ticket = job.ticket, False
-        job.used_ns = 0
+        job.level = job.joined_level = job.used_ns = 0
         core.order.join(job)
         job.rank = core.order.rank(job)
         if had_ticket and core.clock.waits(job):
@@ -42,8 +41,3 @@ def requeue(core: SchedulerCore) -> None:
 
 def _old_place(job: Job) -> tuple[tuple[int, ...], int]:
     return job.rank, job.job_id
-
-
-def changed(before: CoreConfig, after: CoreConfig) -> list[str]:
-    """Names of the fields that differ."""
-    return [field.name for field in fields(CoreConfig) if getattr(before, field.name) != getattr(after, field.name)]

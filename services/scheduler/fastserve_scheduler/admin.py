@@ -1,0 +1,189 @@
+"""What operators may see and change of a running scheduler. Runs in the driver's task, one order after the other."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from fastserve_common.errors import InvalidArgumentError, NotFoundError
+from fastserve_common.settings import SettingsError
+from fastserve_scheduler.core.history import Moment
+from fastserve_scheduler.core.job import Job
+from fastserve_scheduler.runner import Runner
+from fastserve_scheduler.sessions import Session, Sessions
+from fastserve_scheduler.settings import SchedulerSettings
+
+#: Who did what to the scheduler, and why. One line per order, whatever the log level of the rest.
+audit = logging.getLogger("fastserve.audit")
+
+CHANGEABLE = (
+    "policy",
+    "alpha_ms",
+    "promotion",
+    "quantum_ratio",
+    "num_queues",
+    "eta",
+    "demote_when",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "prefill_chunk_tokens",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+)
+
+DEFAULT_JOBS, MAX_JOBS = 100, 1000
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Who gives an order, as far as the connection tells, and why they say they do."""
+
+    peer: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    job_id: int
+    request_id: str
+    gateway_id: str
+    state: str
+    level: int
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    priority: int
+    service_class: str
+    age_ms: int
+    waiting_ms: int
+    preemptions: int
+
+
+class Served(Protocol):
+    """What the admin needs of the driver."""
+
+    @property
+    def settings(self) -> SchedulerSettings: ...
+
+    @property
+    def sessions(self) -> Sessions: ...
+
+    @property
+    def runner(self) -> Runner | None: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def reconfigure(self, settings: SchedulerSettings) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def cancel_request(self, request_id: str) -> bool: ...
+
+
+def effective(settings: SchedulerSettings) -> dict[str, object]:
+    """What holds now, presets and defaults resolved, by the names of the settings."""
+    mlfq = settings.mlfq_config()
+    values = {name: getattr(settings, name) for name in CHANGEABLE}
+    return values | {
+        "alpha_ms": mlfq.alpha_ns / _NS_PER_MS,
+        "promotion": mlfq.promotion,
+        "quantum_ratio": mlfq.ratio,
+        "num_queues": mlfq.num_levels,
+        "eta": mlfq.eta,
+        "demote_when": mlfq.demote_when,
+        "prefill_chunk_tokens": settings.chunk_tokens,
+    }
+
+
+@dataclass(slots=True)
+class Admin:
+    served: Served
+    clock_ns: Callable[[], int]
+    revision: int = 0
+
+    def config(self) -> dict[str, object]:
+        return effective(self.served.settings)
+
+    def update(self, changes: dict[str, object], operator: Operator) -> dict[str, object]:
+        """All of `changes` or none. Raises InvalidArgumentError with the name of the setting that is wrong."""
+        before = self.config()
+        try:
+            settings = self.served.settings.changed(**changes)
+            self.served.reconfigure(settings)
+        except SettingsError as error:
+            raise InvalidArgumentError(str(error), param=next(iter(changes))) from error
+        after = self.config()
+        self.revision += 1
+        said = {name: f"{before[name]} -> {after[name]}" for name in CHANGEABLE if before[name] != after[name]}
+        self._audit("configuration changed", operator, revision=self.revision, changes=said)
+        return after
+
+    def drain(self, operator: Operator) -> int:
+        """Requests in progress, which go on."""
+        self.served.drain()
+        live = len(self.served.sessions)
+        self._audit("draining", operator, live=live)
+        return live
+
+    def resume(self, operator: Operator) -> None:
+        self.served.resume()
+        self._audit("resumed", operator)
+
+    def abort(self, request_id: str, operator: Operator) -> None:
+        """Raises NotFoundError."""
+        if not self.served.cancel_request(request_id):
+            raise NotFoundError(f"no live request has the id {request_id!r}")
+        self._audit("request aborted", operator, request_id=request_id)
+
+    def jobs(self, limit: int) -> tuple[list[JobView], int]:
+        """The oldest first, up to `limit` of them; and how many there are."""
+        runner = self.served.runner
+        if runner is None:
+            return [], 0
+        sessions = list(self.served.sessions.live())
+        return list(self._views(runner, sessions[: min(limit or DEFAULT_JOBS, MAX_JOBS)])), len(sessions)
+
+    def _views(self, runner: Runner, sessions: Iterable[Session]) -> Iterable[JobView]:
+        now_ns, has_levels = self.clock_ns(), bool(runner.core.order.level_sizes())
+        for session in sessions:
+            job = runner.core.jobs.get(session.job_id)
+            if job is not None:
+                yield _view(session, job, now_ns, job.level if has_levels else 0)
+
+    def story(self, request_id: str, job_id: int) -> tuple[int, tuple[Moment, ...]]:
+        """By request id while it is live, by job id also afterwards. Raises NotFoundError."""
+        session = self.served.sessions.of_request(request_id) if request_id else None
+        if session is not None:
+            job_id = session.job_id
+        elif request_id:
+            raise NotFoundError(f"no live request has the id {request_id!r}; one that ended has its job id alone")
+        runner = self.served.runner
+        moments = runner.core.story(job_id) if runner is not None else ()
+        if not moments:
+            raise NotFoundError(f"nothing is remembered of job {job_id}")
+        return job_id, moments
+
+    def _audit(self, what: str, operator: Operator, **facts: object) -> None:
+        audit.warning(what, extra={"peer": operator.peer, "reason": operator.reason, **facts})
+
+
+def _view(session: Session, job: Job, now_ns: int, level: int) -> JobView:
+    return JobView(
+        job_id=job.job_id,
+        request_id=session.submit.request_id,
+        gateway_id=session.link.gateway_id,
+        state="running" if job.in_flight else job.kv.value,
+        level=level,
+        prompt_tokens=session.prompt_tokens,
+        output_tokens=session.output_tokens,
+        max_tokens=session.submit.max_tokens,
+        priority=job.priority,
+        service_class=job.service_class,
+        age_ms=max(0, now_ns - job.arrived_ns) // _NS_PER_MS,
+        waiting_ms=0 if job.in_flight else max(0, now_ns - job.ran_ns) // _NS_PER_MS,
+        preemptions=session.preemptions,
+    )
