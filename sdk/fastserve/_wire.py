@@ -46,6 +46,8 @@ def to_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
             stopping=_stopping(options),
             response=pb.ResponseOptions(logprobs=options.get("logprobs"), echo=options.get("echo", False)),
             priority=options.get("priority", 0),
+            expected_output_tokens=options.get("expected_output_tokens", 0),
+            program=options.get("program", ""),
         )
         if isinstance(prompt, str):
             request.text = prompt

@@ -51,6 +51,10 @@ class GenerateOptions(TypedDict, total=False):
     echo: bool
     #: Lower runs earlier, under policies that use it. Default 0.
     priority: int
+    #: A guess of the answer's length, for policies that use it; 0 is none. Default 0.
+    expected_output_tokens: int
+    #: Name that all requests of one agent share, for policies that use it. Default: none.
+    program: str
     #: Must name the served model. Default: whichever is served.
     model: str
     #: Unique among live requests. Default: chosen by the client; see `request_id` of the result.

@@ -105,6 +105,7 @@ async def test_everything_reaches_the_scheduler(tmp_path: Path) -> None:
             "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125,
             "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5, "logit_bias": {"65": -100},
             "stop_token_ids": [7], "priority": -3, "seed": 11, "logprobs": 4, "request_id": "mine",
+            "expected_output_tokens": 5, "program": "agent 7",
         }  # fmt: skip
         response = await r.complete(**body)
         assert response.status_code == 200
@@ -112,6 +113,7 @@ async def test_everything_reaches_the_scheduler(tmp_path: Path) -> None:
         assert response.json()["id"] == "cmpl-mine"
         submit = r.fake.job("mine").submit
         assert (submit.max_tokens, submit.min_tokens, submit.priority) == (9, 2, -3)
+        assert (submit.expected_output_tokens, submit.program) == (5, "agent 7")
         assert sorted(submit.stop_token_ids) == [7, END, PAD]
         expected = sampling_pb2.SamplingParams(
             temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, presence_penalty=-2, frequency_penalty=2,

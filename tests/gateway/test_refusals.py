@@ -43,6 +43,8 @@ SHARED: dict[str, list[object]] = {
     "ignore_eos": ["yes", 1],
     "include_stop_str_in_output": ["yes", 0],
     "priority": [2**31, -(2**31) - 1, 1.5, "high"],
+    "expected_output_tokens": [-1, 2**32, 1.5, "long"],
+    "program": ["x" * 129, 5],
     "request_id": ["a b", "a#1", "\u4f60", "x" * 129, "a\n", 5],
     "stream": ["yes", 1],
     "stream_options": [{"include_usage": True}, 5],
@@ -194,6 +196,8 @@ async def test_largest_allowed_values_are_accepted(tmp_path: Path) -> None:
             repetition_penalty=limits.MAX_REPETITION_PENALTY,
             seed=limits.INT64_MIN,
             priority=limits.INT32_MIN,
+            expected_output_tokens=limits.UINT32_MAX,
+            program="x" * limits.MAX_PROGRAM_CHARS,
             request_id="x" * limits.MAX_REQUEST_ID_CHARS,
             max_tokens=1,
         )

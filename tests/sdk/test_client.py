@@ -54,6 +54,8 @@ def test_options_reach_the_wire_under_their_fields(server: RunningFake) -> None:
             logprobs=2,
             echo=True,
             priority=-3,
+            expected_output_tokens=12,
+            program="agent",
             model="m",
             request_id="mine",
         )
@@ -76,6 +78,8 @@ def test_options_reach_the_wire_under_their_fields(server: RunningFake) -> None:
         ),
         response=pb.ResponseOptions(logprobs=2, echo=True),
         priority=-3,
+        expected_output_tokens=12,
+        program="agent",
     )
     assert server.fake.requests == [expected]
     assert server.fake.metadata[0]["authorization"] == "Bearer secret"

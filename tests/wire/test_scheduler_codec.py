@@ -133,7 +133,7 @@ def test_profile_orders_round_trip(order: Measure) -> None:
     prompt=ids,
     delivered=ids,
     sampling=st.none() | samplings(),
-    counts=st.tuples(u32, u32, u32),
+    counts=st.tuples(u32, u32, u32, u32),
     stop=st.sets(u32, max_size=4),
     priority=st.integers(-(2**31), 2**31 - 1),
     service_class=names,
@@ -143,7 +143,7 @@ def test_submits_round_trip(
     prompt: "array[int]",
     delivered: "array[int]",
     sampling: sampling_pb2.SamplingParams | None,
-    counts: tuple[int, int, int],
+    counts: tuple[int, int, int, int],
     stop: set[int],
     priority: int,
     service_class: str,
@@ -159,6 +159,8 @@ def test_submits_round_trip(
         priority=priority,
         service_class=service_class,
         oracle_tokens=counts[2],
+        expected_output_tokens=counts[3],
+        program=service_class,
     )
     got = codec.gateway_message_from_wire(scheduler_pb2.GatewayMessage(submit=pb).SerializeToString())
     assert isinstance(got, Submit)
@@ -177,6 +179,8 @@ def test_submits_round_trip(
         priority,
         service_class,
         counts[2],
+        counts[3],
+        service_class,
     )
 
 

@@ -75,6 +75,8 @@ class GenerateRequest(_message.Message):
     STOPPING_FIELD_NUMBER: _builtins.int
     RESPONSE_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROGRAM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller or, when empty, by the gateway. Must be unique among live requests."""
     model: _builtins.str
@@ -84,6 +86,10 @@ class GenerateRequest(_message.Message):
     """Absent: 1.0. Zero: greedy."""
     priority: _builtins.int
     """Lower runs earlier, under policies that use it."""
+    expected_output_tokens: _builtins.int
+    """A guess of the length of the answer, used by policies that rank by it. A wrong one costs order only. Zero: none."""
+    program: _builtins.str
+    """Name that all requests of one agent share, for policies that add up what a program had. Empty: none."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -107,10 +113,12 @@ class GenerateRequest(_message.Message):
         stopping: Global___Stopping | None = ...,
         response: Global___ResponseOptions | None = ...,
         priority: _builtins.int = ...,
+        expected_output_tokens: _builtins.int = ...,
+        program: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_temperature", b"_temperature", "decoding", b"decoding", "prompt", b"prompt", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_temperature", b"_temperature", "decoding", b"decoding", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_temperature", b"_temperature", "decoding", b"decoding", "expected_output_tokens", b"expected_output_tokens", "model", b"model", "priority", b"priority", "program", b"program", "prompt", b"prompt", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015

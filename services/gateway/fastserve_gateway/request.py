@@ -59,6 +59,8 @@ class RequestFields:
     ignore_eos: bool = False
     echo: bool = False
     priority: int | None = None
+    expected_output_tokens: int | None = None
+    program: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,10 @@ class GenerationRequest:
     include_stop: bool
     echo: bool
     priority: int
+    #: The caller's guess of the answer's length; 0: none.
+    expected_output_tokens: int
+    #: What all requests of one agent share; "": it is alone.
+    program: str
 
     @property
     def num_answers(self) -> int:
@@ -151,6 +157,7 @@ class RequestBuilder:
         stops = _stop_strings(checks, fields.stop)
         stop_token_ids = self._stop_token_ids(checks, fields)
         priority = checks.integer("priority", fields.priority, 0, limits.INT32_MIN, limits.INT32_MAX)
+        expected = checks.integer("expected_output_tokens", fields.expected_output_tokens, 0, 0, limits.UINT32_MAX)
         prompts = [await self._prompt(checks, fields, prompt, max_model_len, min_tokens) for prompt in fields.prompts]
         return GenerationRequest(
             request_id=request_id,
@@ -164,6 +171,8 @@ class RequestBuilder:
             include_stop=fields.include_stop,
             echo=fields.echo,
             priority=priority,
+            expected_output_tokens=expected,
+            program=_program(checks, fields.program),
         )
 
     def _num_answers(self, checks: Checks, fields: RequestFields) -> int:
@@ -287,6 +296,12 @@ def _request_id(checks: Checks, request_id: str | None) -> str:
             "request_id", f"must be 1 to {limits.MAX_REQUEST_ID_CHARS} letters, digits or any of . _ : / @ + = ~ -"
         )
     return request_id
+
+
+def _program(checks: Checks, program: str | None) -> str:
+    if program and len(program) > limits.MAX_PROGRAM_CHARS:
+        raise checks.refuse("program", f"must be at most {limits.MAX_PROGRAM_CHARS} characters")
+    return program or ""
 
 
 def _stop_strings(checks: Checks, stops: Sequence[str]) -> StopAutomaton | None:

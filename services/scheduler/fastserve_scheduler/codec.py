@@ -101,6 +101,8 @@ def _submit_from_pb(pb: scheduler_pb2.SubmitRequest) -> Submit:
         priority=pb.priority,
         service_class=pb.service_class,
         oracle_tokens=pb.oracle_tokens,
+        expected_output_tokens=pb.expected_output_tokens,
+        program=pb.program,
     )
 
 

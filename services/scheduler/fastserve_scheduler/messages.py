@@ -48,6 +48,8 @@ class Submit:
     priority: int = 0
     service_class: str = ""
     oracle_tokens: int = 0
+    expected_output_tokens: int = 0
+    program: str = ""
 
 
 class CancelReason(StrEnum):

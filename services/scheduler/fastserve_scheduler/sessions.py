@@ -148,6 +148,8 @@ class Sessions:
             priority=submit.priority,
             service_class=submit.service_class,
             oracle_output_tokens=submit.oracle_tokens,
+            expected_output_tokens=submit.expected_output_tokens,
+            program=submit.program,
         )
 
     def _create(self, submit: Submit, link: Link) -> Session:

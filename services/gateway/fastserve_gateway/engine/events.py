@@ -127,3 +127,6 @@ class Submission:
     priority: int
     #: Every token comes with its log-probability.
     logprobs: bool
+    #: The caller's guess of the answer's length; 0: none.
+    expected_output_tokens: int = 0
+    program: str = ""

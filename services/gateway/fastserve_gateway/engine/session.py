@@ -115,6 +115,8 @@ class Session:
             min_tokens=request.min_tokens,
             stop_token_ids=request.stop_token_ids,
             priority=request.priority,
+            expected_output_tokens=request.expected_output_tokens,
+            program=request.program,
             logprobs=request.sampling.logprobs is not None,
         )
         scanner = StopScanner(request.stops, include_stop=request.include_stop) if request.stops else None

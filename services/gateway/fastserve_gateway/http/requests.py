@@ -112,6 +112,12 @@ class _Generation(_Strict):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=limits.INT32_MIN, le=limits.INT32_MAX)
+    expected_output_tokens: int | None = Field(
+        None, ge=0, le=limits.UINT32_MAX, description="A guess of the answer's length; 0: none."
+    )
+    program: str | None = Field(
+        None, max_length=limits.MAX_PROGRAM_CHARS, description="Name that all requests of one agent share."
+    )
     request_id: str | None = Field(None, max_length=limits.MAX_REQUEST_ID_CHARS)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -171,6 +177,8 @@ class _Generation(_Strict):
             include_stop=bool(self.include_stop_str_in_output),
             ignore_eos=bool(self.ignore_eos),
             priority=self.priority,
+            expected_output_tokens=self.expected_output_tokens,
+            program=self.program,
         )
 
     @property

@@ -58,6 +58,8 @@ def fields_from_wire(message: inference_pb2.GenerateRequest) -> RequestFields:
         ignore_eos=stopping.ignore_eos,
         echo=message.response.echo,
         priority=message.priority,
+        expected_output_tokens=message.expected_output_tokens,
+        program=message.program,
     )
 
 
