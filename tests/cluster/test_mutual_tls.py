@@ -52,7 +52,7 @@ async def test_everything_works_among_friends_and_nothing_for_strangers(start: S
         ):
             with channel, pytest.raises(grpc.RpcError) as error:
                 scheduler_pb2_grpc.SchedulerStub(channel).GetState(scheduler_pb2.GetStateRequest(), timeout=30)
-            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE, (internal, address)
 
     scheduler = next(address for name, address in internal.items() if name.startswith("scheduler"))
     kvstore = next(address for name, address in internal.items() if name.startswith("kvstore"))

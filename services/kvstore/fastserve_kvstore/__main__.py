@@ -16,6 +16,7 @@ from fastserve_common.settings import SettingsError
 from fastserve_common.state import StateError, StateStore, membership, open_state
 from fastserve_kvstore.arena import Arena
 from fastserve_common.tls import adopt_identity
+from fastserve_kvstore.arena import Arena
 from fastserve_kvstore.metrics import make_registry
 from fastserve_kvstore.service import KvStoreService
 from fastserve_kvstore.settings import KvStoreSettings
@@ -70,9 +71,9 @@ def main(argv: list[str]) -> int:
     try:
         settings = KvStoreSettings.load(argv, prog="python -m fastserve_kvstore")
         setup_logs("kvstore", level=settings.log_level, log_format=settings.log_format)
+        adopt_identity(settings)
         return run_service(lambda stop: serve(settings, stop))
     except (SettingsError, StateError, OSError) as error:
-        adopt_identity(settings)
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the one sentence of a failed start
         return EXIT_USAGE
 
