@@ -14,7 +14,6 @@ from fastserve_common.logs import setup_logs
 from fastserve_common.metrics import metrics_endpoint
 from fastserve_common.settings import SettingsError
 from fastserve_common.state import StateError, StateStore, membership, open_state
-from fastserve_kvstore.arena import Arena
 from fastserve_common.tls import adopt_identity
 from fastserve_kvstore.arena import Arena
 from fastserve_kvstore.metrics import make_registry
