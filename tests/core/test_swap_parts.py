@@ -281,9 +281,9 @@ def _later(rig: Rig, ms: int) -> None:
     rig.now_ns += ms * MS
 
 
-def _alone_on_the_host() -> Rig:
+def _alone_on_the_host(**changes: object) -> Rig:
     """Job 1 of five blocks is on the host, job 2 has just ended: nothing is in flight but job 1's way back."""
-    rig = Rig(6, 20)
+    rig = Rig(7, 20, **changes)
     rig.tell(JobArrived(1, 15, 9))
     for _ in range(3):
         rig.done()
@@ -342,6 +342,22 @@ def test_a_job_without_room_is_not_blocked_by_copies() -> None:
     assert _waits(rig) == (before[0], before[1] + 3, before[2])
 
 
+@pytest.mark.parametrize(("kv_policy", "runs"), [("reactive", 1), ("blocking", 0)])
+def test_a_batch_waits_for_its_own_copies_only_when_it_blocks(kv_policy: str, runs: int) -> None:
+    """Job 1 is on its way back and job 3 has just come: blocking, both wait, and so does the device."""
+    rig = _alone_on_the_host(kv_policy=kv_policy)
+    rig.tell(JobArrived(3, 2, 3))
+    assert rig.core.num_flying == runs
+    before = _waits(rig)
+    _later(rig, 5)
+    rig.land()
+    if runs:
+        rig.done(0)
+    assert rig.core.num_flying == 2
+    assert _waits(rig) == (before[0] + 5 * (2 - runs), before[1], before[2] + 5 * (1 - runs))
+    rig.drain()
+
+
 def test_more_jobs_than_the_batch_has_slots_for_are_not_blocked() -> None:
     rig = _idle_rig("order")
     for job in list(rig.core.line.ready):
@@ -360,7 +376,7 @@ def test_an_outage_is_not_counted_as_waiting_for_copies() -> None:
     rig.tell(StageDown(0))
     before = _waits(rig)
     _later(rig, 500)
-    rig.tell(StageUp(0, 6))
+    rig.tell(StageUp(0, 7))
     assert _waits(rig) == before
 
 

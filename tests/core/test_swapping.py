@@ -222,7 +222,7 @@ def test_every_state_can_be_left_and_reached() -> None:
 # ---- nobody waits for ever
 
 
-@pytest.mark.parametrize("kv_policy", ["proactive", "reactive"])
+@pytest.mark.parametrize("kv_policy", ["proactive", "reactive", "blocking"])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("num_slots", [1000, 1, 0])
 def test_a_working_set_of_three_pools_finishes_with_any_host(num_slots: int, stages: int, kv_policy: str) -> None:

@@ -156,7 +156,7 @@ def _num_blocks(seed: int) -> int:
 
 
 @pytest.mark.parametrize("kv_ranking", ["order", "enst"])
-@pytest.mark.parametrize("kv_policy", ["proactive", "reactive"])
+@pytest.mark.parametrize("kv_policy", ["proactive", "reactive", "blocking"])
 def test_every_value_is_right_on_either_tier_whatever_happens(kv_policy: str, kv_ranking: KvRanking) -> None:
     swapped = dict.fromkeys(SwapDirection, 0)
     failed = reused = 0
@@ -174,14 +174,14 @@ def test_every_value_is_right_on_either_tier_whatever_happens(kv_policy: str, kv
     assert reused > 20, "clean copies were not met"
 
 
-@pytest.mark.parametrize("kv_policy", ["proactive", "reactive"])
+@pytest.mark.parametrize("kv_policy", ["proactive", "reactive", "blocking"])
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_any_order_may_swap(policy: str, kv_policy: str) -> None:
     for seed in range(3):
         Chaos(100 + seed, policy, kv_policy, "enst", _num_blocks(seed), (1000, 4)[seed % 2]).run()
 
 
-@pytest.mark.parametrize("kv_policy", ["proactive", "reactive"])
+@pytest.mark.parametrize("kv_policy", ["proactive", "reactive", "blocking"])
 def test_the_same_events_give_the_same_swaps(kv_policy: str) -> None:
     chaos = Chaos(7, "skip-join-mlfq", kv_policy, "enst", 12, 40)
     chaos.run()
@@ -189,7 +189,7 @@ def test_the_same_events_give_the_same_swaps(kv_policy: str) -> None:
     assert [command for at_ns, event in chaos.log for command in again.handle(event, at_ns)] == chaos.said
 
 
-@pytest.mark.parametrize("kv_policy", ["proactive", "reactive"])
+@pytest.mark.parametrize("kv_policy", ["proactive", "reactive", "blocking"])
 def test_without_host_slots_it_is_recompute(kv_policy: str) -> None:
     for seed in range(3):
         swapping = Chaos(seed, "skip-join-mlfq", kv_policy, "order", 12, 0)

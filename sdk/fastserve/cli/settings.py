@@ -33,7 +33,7 @@ Policy = Literal[
     "plas",
     "predicted",
 ]
-KvPolicy = Literal["proactive", "reactive", "recompute", "defer"]
+KvPolicy = Literal["proactive", "reactive", "blocking", "recompute", "defer"]
 KvRanking = Literal["enst", "order"]
 Preset = Literal["default", "paper"]
 Promotion = Literal["reset", "return"]

@@ -102,8 +102,17 @@ class BatchFormer:
                 batch.passed[job.job_id] = shortage
         if walk.budget.jobs_left and walk.budget.tokens_left <= 0:
             batch.ended_by = Shortage.TOKENS
+        if self._kv.batch_waits and batch.num_blocked:
+            self._put_back(batch)
         self._kv.look_ahead(walk.claimed, len(batch.picks) + num_flying)
         return batch
+
+    def _put_back(self, batch: Batch) -> None:
+        """Nobody runs before the copies of this batch have landed: all wait for them. Blocks once taken are kept."""
+        batch.num_blocked += len(batch.picks)
+        for pick in batch.picks:
+            self._line.put(pick.job)
+        batch.picks.clear()
 
     def _try(self, job: Job, batch: Batch, walk: "_Walk", num_flying: int) -> Shortage | None:
         """Put the job into the batch, or bring it on its way there; what it is short of, or None."""

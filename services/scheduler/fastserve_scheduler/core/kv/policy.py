@@ -32,6 +32,8 @@ class KvPolicy(ABC):
     evicts: bool
     #: A victim is swapped out while the host has room for it; otherwise its KV is computed again.
     swaps: bool = False
+    #: A batch is launched only when everybody who belongs in it is on the device.
+    batch_waits: bool = False
 
     def __init__(self, around: Surroundings) -> None:
         self._line, self._tiers, self._ranking = around.line, around.tiers, around.ranking
