@@ -114,10 +114,19 @@ def test_too_many_files_end_the_journal_and_keep_its_beginning(
     assert 10 < result.num_events < 81
 
 
-def test_a_new_journal_leaves_nothing_of_an_old_one(tmp_path: Path) -> None:
+def test_a_new_journal_leaves_nothing_of_an_old_one_when_none_is_kept(tmp_path: Path) -> None:
     _write(tmp_path / "j", 20, max_segment_bytes=3000)
-    _write(tmp_path / "j", 2)
+    _write(tmp_path / "j", 2, keep=0)
     assert [path.name for path in tmp_path.iterdir()] == ["j"]
+
+
+def test_journals_of_earlier_starts_are_kept_and_replay(tmp_path: Path) -> None:
+    for num_jobs in (1, 20, 2, 3):
+        _write(tmp_path / "j", num_jobs, max_segment_bytes=3000, keep=2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["j", "j.old1", "j.old2", *(f"j.old2.{n}" for n in range(1, len(names) - 2))]
+    events = [replay(tmp_path / name).num_events for name in ("j", "j.old1", "j.old2")]
+    assert events == [13, 9, 81]
 
 
 def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
@@ -172,7 +181,7 @@ def test_recorded_incidents_replay_byte_for_byte(journal: Path) -> None:
 
 def test_the_command_tells_the_outcome_and_a_jobs_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(tmp_path / "j", 3)
-    assert command.main([str(tmp_path / "j"), "1"]) == 0
+    assert command.main([str(tmp_path / "j"), "--story", "1"]) == 0
     *story, verdict = capsys.readouterr().out.splitlines()
     assert verdict == "13 events, the same commands"
     assert "arrived" in story[0]
@@ -189,7 +198,22 @@ def test_the_command_shows_a_difference(tmp_path: Path, capsys: pytest.CaptureFi
     assert '"length"' in shown
 
 
-@pytest.mark.parametrize("argv", [[], ["j", "x"], ["missing"], ["j", "1", "2"]])
-def test_the_command_refuses_what_it_cannot_do(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(argv) == 2
-    assert capsys.readouterr().err
+def test_the_command_says_when_it_knows_no_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write(tmp_path / "j", 3)
+    assert command.main([str(tmp_path / "j"), "--story", "77"]) == 0
+    assert capsys.readouterr().err == "fastserve: --story: nothing is remembered of job 77\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["j", "x"], ["j", "--story", "first"], ["j", "--stories", "1"]])
+def test_the_command_refuses_flags_it_does_not_know(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        command.main(argv)
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fastserve: ")
+    assert error.count("\n") == 1
+
+
+def test_the_command_says_which_file_is_no_journal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["missing"]) == 2
+    assert capsys.readouterr().err.startswith("fastserve: missing is not a journal: ")

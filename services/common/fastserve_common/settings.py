@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -30,6 +30,9 @@ class Settings(BaseModel):
 
     # Values of `Field(repr=False)` are secrets: no error, log or repr shows them.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+
+    #: Fields that have no flag of this command.
+    hidden: ClassVar[frozenset[str]] = frozenset()
 
     log_level: LogLevel = Field("info", description="how much to log")
     log_format: LogFormat = Field("human", description="log lines for people or for machines")
@@ -53,6 +56,8 @@ class Settings(BaseModel):
     def add_arguments(cls, parser: argparse.ArgumentParser, positional: str | None = None) -> None:
         parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with these settings")
         for name, field in cls.model_fields.items():
+            if name in cls.hidden:
+                continue
             _add_argument(parser, name, field, name == positional)
 
     @classmethod

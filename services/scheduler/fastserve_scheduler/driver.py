@@ -248,7 +248,14 @@ class Driver:
         settings = self._settings
         journal = None
         if settings.journal is not None:
-            journal = JournalWriter(settings.journal, core.config, core.predictor.profile)
+            journal = JournalWriter(
+                settings.journal,
+                core.config,
+                core.predictor.profile,
+                settings.journal_file_size,
+                settings.journal_files,
+                settings.journal_keep,
+            )
         self._identity = Identity.of(stages[0])
         self.runner = Runner(
             core=core,

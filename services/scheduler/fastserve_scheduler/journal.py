@@ -2,7 +2,7 @@
 
 File layout: a header line (schema, CoreConfig, Profile), then `[now_ns, event, commands]` per line. A file that is
 full is followed by FILE.1, FILE.2, ...; when there are too many the newest one ends and journalling with it: the
-beginning is what a replay needs.
+beginning is what a replay needs. The journals of earlier starts are FILE.old1 (the latest), FILE.old2, ...
 """
 
 import json
@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 MAX_SEGMENT_BYTES = 64 * 1024 * 1024
 MAX_SEGMENTS = 16
+
+KEPT_JOURNALS = 3
+"""Of earlier starts: the restart after an incident must not take its journal away."""
 
 _EVENTS: dict[str, type[Event]] = {
     cls.__name__: cls
@@ -120,14 +123,14 @@ class JournalWriter:
         profile: Profile,
         max_segment_bytes: int = MAX_SEGMENT_BYTES,
         max_segments: int = MAX_SEGMENTS,
+        keep: int = KEPT_JOURNALS,
     ) -> None:
         self._path, self._max_segment_bytes, self._max_segments = path, max_segment_bytes, max_segments
         self._header = {"journal": SCHEMA, "config": _encode_config(config), "profile": profile_to_json(profile)}
         self._segment = 0
         self._written = 0
         self._file: IO[str] | None = None
-        for old in _segments(path):
-            old.unlink()
+        _make_way(path, keep)
         self._open()
 
     def _open(self) -> None:
@@ -177,6 +180,23 @@ def _line(value: object) -> str:
 
 def _segment_path(path: Path, segment: int) -> Path:
     return path if segment == 0 else path.with_name(f"{path.name}.{segment}")
+
+
+def _kept_path(path: Path, age: int) -> Path:
+    return path if age == 0 else path.with_name(f"{path.name}.old{age}")
+
+
+def _make_way(path: Path, keep: int) -> None:
+    """Every earlier journal becomes one older; those beyond `keep` are gone."""
+    oldest = keep
+    while _kept_path(path, oldest).exists():
+        oldest += 1
+    for age in range(oldest - 1, -1, -1):
+        for segment, file in enumerate(_segments(_kept_path(path, age))):
+            if age >= keep:
+                file.unlink()
+            else:
+                file.replace(_segment_path(_kept_path(path, age + 1), segment))
 
 
 def _segments(path: Path) -> list[Path]:

@@ -1,17 +1,24 @@
-"""`python -m fastserve_scheduler.replay JOURNAL [JOB]`: run a journal through the core of this version.
+"""`fastserve replay JOURNAL [--story JOB]`: run a journal through the core of this version.
 
-Exit status: 0 when every command is the same, 1 at the first difference, 2 when the file cannot be replayed. With a
-job's number its story is told as well.
+Exit status: 0 when every command is the same, 1 at the first difference, 2 when the file cannot be replayed.
 """
 
+import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from fastserve_scheduler.core.invariants import InvariantViolation
 from fastserve_scheduler.journal import Divergence, JournalError, encode_event, replay
 
 EXIT_DIFFERS, EXIT_USAGE = 1, 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"fastserve: {message}\n")
 
 
 def _describe(divergence: Divergence) -> str:
@@ -25,20 +32,40 @@ def _describe(divergence: Divergence) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str]) -> int:
-    if not 1 <= len(argv) <= 2 or not all(job.isdecimal() for job in argv[1:]):
-        sys.stderr.write(f"{(__doc__ or '').strip()}\n")
-        return EXIT_USAGE
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="fastserve replay",
+        description="Feed a journal's events to this version's core and compare its commands, byte for byte.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("journal", type=Path, metavar="FILE", help="what `--journal FILE` of the scheduler wrote")
+    parser.add_argument(
+        "--story",
+        type=int,
+        action="append",
+        default=[],
+        metavar="JOB",
+        help="tell what happened to this job; repeatable",
+    )
+    parser.add_argument("--no-check", action="store_true", help="do not prove the core's invariants: faster")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parse(argv)
     try:
-        result = replay(Path(argv[0]), check=True)
+        result = replay(args.journal, check=not args.no_check)
     except JournalError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"fastserve: {error}\n")
         return EXIT_USAGE
     except InvariantViolation as error:
-        sys.stderr.write(f"the core contradicts itself: {error}\n")
+        sys.stderr.write(f"fastserve: the core contradicts itself: {error}\n")
         return EXIT_DIFFERS
-    for job in argv[1:]:
-        sys.stdout.writelines(f"{moment}\n" for moment in result.core.story(int(job)))
+    for job in args.story:
+        moments = result.core.story(job)
+        if not moments:
+            sys.stderr.write(f"fastserve: --story: nothing is remembered of job {job}\n")
+        sys.stdout.writelines(f"{moment}\n" for moment in moments)
     if result.divergence is not None:
         sys.stdout.write(f"{_describe(result.divergence)}\n")
         return EXIT_DIFFERS

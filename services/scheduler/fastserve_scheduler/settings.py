@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fastserve_common.settings import SettingsError
 from fastserve_common.tls import ClusterSettings
+from fastserve_common.units import SizeBytes
 from fastserve_scheduler.core.config import (
     PRESETS,
     AfterPrefill,
@@ -22,6 +23,7 @@ from fastserve_scheduler.core.config import (
 )
 from fastserve_scheduler.core.kv import KV_POLICIES
 from fastserve_scheduler.core.policies import POLICIES
+from fastserve_scheduler.journal import KEPT_JOURNALS, MAX_SEGMENT_BYTES, MAX_SEGMENTS
 from fastserve_scheduler.messages import Ready
 
 #: Chunked prefill is on: whole, one long prompt would hold every stream for seconds.
@@ -80,6 +82,9 @@ class SchedulerSettings(ClusterSettings):
     profile_dir: Path = Field(Path("~/.cache/fastserve/profiles"), description="where measured profiles are kept")
     profile_only: bool = Field(False, description="measure a full profile, print where it is, end")
     journal: Path | None = Field(None, description="write every event here, for replay")
+    journal_file_size: SizeBytes = Field(MAX_SEGMENT_BYTES, ge=4096, description="of a journal's file; then the next")
+    journal_files: int = Field(MAX_SEGMENTS, ge=1, description="files of one journal; it ends when all are full")
+    journal_keep: int = Field(KEPT_JOURNALS, ge=0, description="journals of earlier starts that are kept")
     check: bool = Field(False, description="prove the core's invariants after every event")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus metrics over HTTP; 0: off")
     metrics_host: str = Field("127.0.0.1", description="address of the metrics")

@@ -1,0 +1,1 @@
+"""`fastserve simulate`: the serving core with a cost model in place of workers."""
