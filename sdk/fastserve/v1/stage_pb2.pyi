@@ -372,6 +372,8 @@ class IterationReport(_message.Message):
     TOTAL_COMPUTE_NS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    BEGIN_NS_FIELD_NUMBER: _builtins.int
+    WAIT_NS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     epoch: _builtins.int
     stage: _builtins.int
@@ -381,6 +383,10 @@ class IterationReport(_message.Message):
     """Last stage: sum over all stages."""
     token_ids: _builtins.bytes
     """Last stage, one per item of the plan with `sample`, in plan order."""
+    begin_ns: _builtins.int
+    """When this stage began to compute, by its node's monotonic clock; zero: it did not say."""
+    wait_ns: _builtins.int
+    """How long it had waited before that for copies that the plan needed."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
         """Last stage, parallel to token_ids when any item asked for them; an empty message where it did not."""
@@ -395,10 +401,12 @@ class IterationReport(_message.Message):
         total_compute_ns: _builtins.int = ...,
         token_ids: _builtins.bytes = ...,
         logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+        begin_ns: _builtins.int = ...,
+        wait_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "epoch", b"epoch", "logprobs", b"logprobs", "seq", b"seq", "stage", b"stage", "token_ids", b"token_ids", "total_compute_ns", b"total_compute_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_ns", b"begin_ns", "compute_ns", b"compute_ns", "epoch", b"epoch", "logprobs", b"logprobs", "seq", b"seq", "stage", b"stage", "token_ids", b"token_ids", "total_compute_ns", b"total_compute_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -416,6 +424,7 @@ class SwapReport(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     COPY_NS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    BEGIN_NS_FIELD_NUMBER: _builtins.int
     swap_id: _builtins.int
     epoch: _builtins.int
     stage: _builtins.int
@@ -423,6 +432,8 @@ class SwapReport(_message.Message):
     copy_ns: _builtins.int
     error: _builtins.str
     """Not empty: the job's KV at the destination must not be used."""
+    begin_ns: _builtins.int
+    """When the copy began, by the stage's node's monotonic clock; zero: it did not say, or it never began."""
     def __init__(
         self,
         *,
@@ -432,10 +443,11 @@ class SwapReport(_message.Message):
         bytes: _builtins.int = ...,
         copy_ns: _builtins.int = ...,
         error: _builtins.str = ...,
+        begin_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "copy_ns", b"copy_ns", "epoch", b"epoch", "error", b"error", "stage", b"stage", "swap_id", b"swap_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_ns", b"begin_ns", "bytes", b"bytes", "copy_ns", b"copy_ns", "epoch", b"epoch", "error", b"error", "stage", b"stage", "swap_id", b"swap_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
