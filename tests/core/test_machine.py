@@ -303,7 +303,7 @@ CHOICES += [
     (policy, *choice)
     for policy in POLICIES
     if policy not in PAPERS
-    for choice in (("recompute", "order"), ("proactive", "order"), ("reactive", "enst"))
+    for choice in (("recompute", "order"), ("proactive", "enst"))
 ]
 """Every policy; for those beyond the paper the choices of KV that differ most."""
 

@@ -74,7 +74,11 @@ job_lists = st.lists(
 )
 
 
-@pytest.mark.parametrize("policy", [name for name, order in POLICIES.items() if order.rescues])
+SAME_RESCUE = {"las", "sjf", "edf"}
+"""Their tickets are those of `slack`; the random machine runs them all."""
+
+
+@pytest.mark.parametrize("policy", [n for n, order in POLICIES.items() if order.rescues and n not in SAME_RESCUE])
 @settings(max_examples=60, deadline=None)
 @given(
     jobs=job_lists,

@@ -1,0 +1,301 @@
+"""Policies against workloads, paired by arrivals: the numbers of docs/adr/0015.
+
+OPT-13B on one A100 (DistServe's fitted times), 16 jobs a batch, ample KV memory. Two protocols: `overload` (the paper),
+400 jobs at 1.3 times the capacity with every job counted; `stable`, a longer run at 0.92 of it with the first 15 % and
+the last 10 % of the jobs dropped. Capacity is measured per workload. Callers name no limit; a hint is the true length
+times exp(N(0, sigma)).
+
+`run` appends one line of JSON per run to --out and skips what is there, so that a table can be made in pieces; `table`
+prints it. The Azure traces are read from --data (github.com/Azure/AzurePublicDataset, CC-BY).
+
+    python benchmarks/scheduler_policies.py run --data DIR --out runs.jsonl --workloads sharegpt --seeds 1 2 3
+    python benchmarks/scheduler_policies.py table --out runs.jsonl
+"""
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+from fastserve_common.load.lengths import ALPACA, SHAREGPT_ARTIFACT, LengthModel
+from fastserve_common.load.traces import read_rows
+from fastserve_scheduler.core import CoreConfig, MlfqConfig
+from fastserve_scheduler.sim.arrivals import Request, constant, cut, independent, lengths_of
+from fastserve_scheduler.sim.cost import OPT_13B_A100
+from fastserve_scheduler.sim.fleet import Fleet, FollowUp, Plant
+from fastserve_scheduler.sim.programs import Programs
+from fastserve_scheduler.sim.recorder import Finished
+
+BATCH = 16
+MODEL_LEN = 3072
+LONGEST_PROMPT = 2048
+BLOCKS = 1 << 17
+LOADS = {"overload": 1.3, "stable": 0.92}
+T_975 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+"""Student's t for a two-sided 95 % interval, by degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`sigma`: spread of the hints' error; None: no hints."""
+
+    policy: str
+    sigma: float | None = None
+    mlfq: MlfqConfig = field(default_factory=MlfqConfig)
+
+
+VARIANTS = {
+    "fcfs": Variant("fcfs"),
+    "srpt (oracle)": Variant("srpt"),
+    "paper": Variant("skip-join-mlfq", mlfq=MlfqConfig(alpha_ns=300_000_000)),
+    "skip-join-mlfq": Variant("skip-join-mlfq"),
+    "by share": Variant("skip-join-mlfq", mlfq=MlfqConfig(charge="share")),
+    "by share, top": Variant("skip-join-mlfq", mlfq=MlfqConfig(charge="share", after_prefill="top")),
+    "8 rounds": Variant("skip-join-mlfq", mlfq=MlfqConfig(alpha_ns=1_000_000, alpha_rounds=8, promotion="return")),
+    "las": Variant("las"),
+    "plas": Variant("plas"),
+    "slack": Variant("slack"),
+    "edf": Variant("edf"),
+    "sjf": Variant("sjf"),
+    "sjf, hint 0.7": Variant("sjf", 0.7),
+    "predicted": Variant("predicted"),
+    "predicted, hint 0.3": Variant("predicted", 0.3),
+    "predicted, hint 0.7": Variant("predicted", 0.7),
+    "predicted, hint 1.2": Variant("predicted", 1.2),
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """`requests` come by themselves, what `follow_up` says when one is answered. `num_jobs` in all, more or less."""
+
+    requests: list[Request]
+    follow_up: FollowUp | None = None
+
+
+def chat(model: LengthModel, burstiness: float, num_jobs: int, rate: float, seed: int) -> Load:
+    draw = lengths_of(model, LONGEST_PROMPT, MODEL_LEN)
+    return Load(list(islice(independent(constant(rate), draw, seed, burstiness), num_jobs)))
+
+
+@cache
+def _rows(path: Path) -> list[tuple[float, int, int]]:
+    return [(row.time_s, row.input_tokens, row.output_tokens) for row in read_rows("azure", path)]
+
+
+def azure(path: Path, num_jobs: int, rate: float, seed: int) -> Load:
+    """A window of the trace, its time stretched to the rate."""
+    rows = _rows(path)
+    begin = random.Random(seed).randrange(len(rows) - num_jobs)
+    window = rows[begin : begin + num_jobs]
+    factor = num_jobs / rate / (window[-1][0] - window[0][0])
+    return Load(
+        [
+            Request(round((at_s - window[0][0]) * factor * 1e9), *cut(prompt, output, LONGEST_PROMPT, MODEL_LEN))
+            for at_s, prompt, output in window
+        ]
+    )
+
+
+def agents(num_jobs: int, rate: float, seed: int) -> Load:
+    """Programs of eight calls on average; each call has what was said before in its prompt."""
+    draw = lengths_of(ALPACA, LONGEST_PROMPT, MODEL_LEN)
+    programs = Programs(constant(rate / 8), draw, seed, mean_calls=8, max_total=2048)
+    return Load(list(islice(programs.requests(), num_jobs // 8)), programs.after)
+
+
+Workload = Callable[[Path, int, float, int], Load]
+
+WORKLOADS: dict[str, Workload] = {
+    "sharegpt": lambda data, jobs, rate, seed: chat(SHAREGPT_ARTIFACT, 1, jobs, rate, seed),
+    "alpaca": lambda data, jobs, rate, seed: chat(ALPACA, 1, jobs, rate, seed),
+    "azure conv": lambda data, *rest: azure(data / "AzureLLMInferenceTrace_conv.csv.gz", *rest),
+    "azure code": lambda data, *rest: azure(data / "AzureLLMInferenceTrace_code.csv.gz", *rest),
+    "bursts": lambda data, jobs, rate, seed: chat(SHAREGPT_ARTIFACT, 1 / 16, jobs, rate, seed),
+    "agents": lambda data, *rest: agents(*rest),
+}
+STABLE_JOBS = {
+    "sharegpt": 1200, "alpaca": 4000, "azure conv": 1500, "azure code": 4000, "bursts": 1200, "agents": 4000
+}  # fmt: skip
+
+
+def play(variant: Variant, load: Load, seed: int, chunk: int) -> Finished:
+    config = CoreConfig(
+        num_stages=1,
+        block_size=16,
+        max_batch_size=BATCH,
+        max_batch_tokens=MODEL_LEN,
+        max_model_len=MODEL_LEN,
+        prefill_chunk_tokens=chunk,
+        max_waiting_jobs=1 << 20,
+        max_waiting_tokens=1 << 40,
+        policy=variant.policy,
+        mlfq=variant.mlfq,
+    )
+    follow_up = load.follow_up
+
+    def hinted(request: Request) -> Request:
+        """With the caller's guess, the same under every policy."""
+        hint = 0
+        if variant.sigma is not None:
+            whose = f"{seed}:{request.program or request.at_ns}:{request.call}"
+            hint = max(1, round(request.output_tokens * math.exp(random.Random(whose).gauss(0, variant.sigma))))
+        limit = MODEL_LEN - request.prompt_tokens
+        return replace(request, max_output_tokens=limit, expected_output_tokens=hint)
+
+    def following(request: Request, now_ns: int) -> Request | None:
+        then = follow_up(request, now_ns) if follow_up else None
+        return hinted(then) if then else None
+
+    plant = Plant(config, OPT_13B_A100.profile(MODEL_LEN, BATCH), OPT_13B_A100, BLOCKS)
+    outcome = Fleet(plant).run(map(hinted, load.requests), follow_up=following)
+    return outcome.recorder.finished
+
+
+@cache
+def capacity(data: Path, workload: str, chunk: int, num_jobs: int = 500) -> float:
+    """Jobs per second completed between the first and the last fifth of a run in which all come at once."""
+    load = WORKLOADS[workload](data, num_jobs, 1e6, 999)
+    ends_ns = sorted(play(VARIANTS["fcfs"], load, 0, chunk).finished)
+    first, last = len(ends_ns) // 5, len(ends_ns) * 4 // 5
+    return (last - first) / ((ends_ns[last] - ends_ns[first]) / 1e9)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds: latency per output token (mean, P95, P99), completion (mean, P99), first token (mean), longest gap."""
+
+    mean: float
+    p95: float
+    p99: float
+    jct: float
+    jct99: float
+    ttft: float
+    gap: float
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def measured(jobs: Finished) -> Measured:
+    per_token, whole = jobs.per_token_s(), jobs.latency_s()
+    return Measured(
+        sum(per_token) / len(jobs),
+        quantile(per_token, 0.95),
+        quantile(per_token, 0.99),
+        sum(whole) / len(jobs),
+        quantile(whole, 0.99),
+        sum(jobs.first_s()) / len(jobs),
+        max(jobs.longest_waits_s()),
+    )
+
+
+def one(options: argparse.Namespace, workload: str, protocol: str, seed: int, name: str) -> Measured:
+    num_jobs = options.jobs or (400 if protocol == "overload" else STABLE_JOBS[workload])
+    rate = capacity(options.data, workload, options.chunk) * LOADS[protocol]
+    jobs = play(VARIANTS[name], WORKLOADS[workload](options.data, num_jobs, rate, seed), seed, options.chunk)
+    if protocol == "stable":
+        total = len(jobs)
+        inner = range(total * 15 // 100, total * 9 // 10)
+        jobs = jobs.chosen(row for row, number in enumerate(jobs.number) if number in inner)
+    return measured(jobs)
+
+
+def labels(options: argparse.Namespace) -> Iterator[tuple[str, str, int, str]]:
+    for workload in options.workloads:
+        for protocol in options.protocols:
+            for seed in options.seeds:
+                for name in options.variants:
+                    yield workload, protocol, seed, name
+
+
+def run(options: argparse.Namespace) -> None:
+    done = {_key(row) for row in _lines(options.out)}
+    until_s = time.monotonic() + options.seconds
+    for label in labels(options):
+        row = dict(zip(("workload", "protocol", "seed", "variant"), label, strict=True), chunk=options.chunk)
+        if _key(row) in done:
+            continue
+        if time.monotonic() > until_s:
+            print("time is up; run it again to go on")
+            return
+        result = one(options, *label)
+        with options.out.open("a") as file:
+            file.write(json.dumps({**row, **asdict(result)}) + "\n")
+
+
+def _lines(out: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def _key(row: dict[str, object]) -> tuple[object, ...]:
+    return tuple(row[name] for name in ("workload", "protocol", "seed", "variant", "chunk"))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half-width of its 95 % interval."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, math.nan
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return mean, T_975.get(len(values) - 1, 2.2) * deviation / math.sqrt(len(values))
+
+
+Group = dict[str, dict[int, dict[str, float]]]
+
+
+def table(options: argparse.Namespace) -> None:
+    groups: dict[tuple[object, ...], Group] = {}
+    for row in _lines(options.out):
+        group = groups.setdefault((row["workload"], row["protocol"], row["chunk"]), {})
+        numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+        group.setdefault(str(row["variant"]), {})[int(str(row["seed"]))] = numbers
+    for (workload, protocol, chunk), group in sorted(groups.items(), key=str):
+        print(f"\n**{workload}, {protocol}** (chunk {chunk}, {len(group['fcfs'])} seeds)\n")
+        _print(group)
+
+
+def _print(group: Group) -> None:
+    columns = list(Measured.__dataclass_fields__)
+    print(f"| | {' | '.join(columns)} | mean / fcfs | worst seed |")
+    print("|---" * (len(columns) + 3) + "|")
+    for name in (name for name in VARIANTS if name in group):
+        rows = group[name]
+        means = " | ".join(f"{sum(row[column] for row in rows.values()) / len(rows):.4g}" for column in columns)
+        ratios = [row["mean"] / group["fcfs"][seed]["mean"] for seed, row in rows.items()]
+        ratio, half = interval(ratios)
+        print(f"| {name} | {means} | {ratio:.3f}±{half:.3f} | {max(ratios):.3f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    running = commands.add_parser("run")
+    running.add_argument("--data", type=Path, required=True)
+    running.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
+    running.add_argument("--protocols", nargs="+", default=list(LOADS), choices=LOADS)
+    running.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    running.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    running.add_argument("--jobs", type=int, default=0, help="jobs of a run; 0: as the protocol says")
+    running.add_argument(
+        "--chunk", type=int, default=512, help="prompt tokens beside a full batch of decodes; 0: whole"
+    )
+    running.add_argument("--seconds", type=float, default=math.inf, help="begin no run later than this")
+    running.set_defaults(do=run)
+    tabling = commands.add_parser("table")
+    tabling.set_defaults(do=table)
+    for command in (running, tabling):
+        command.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    options.do(options)
+
+
+if __name__ == "__main__":
+    main()
