@@ -124,3 +124,16 @@ OPT_13B_A100 = LinearCost(
     decode_context_ns=627.0,
 )
 """OPT-13B in fp16 on one A100 80 GB: DistServe's fitted iteration times."""
+
+OPT_2_7B_PAPER = LinearCost(
+    prefill_fixed_ns=2_000_000,
+    prefill_token_ns=59_150,
+    prefill_token_squared_ns=26.16,
+    decode_fixed_ns=2_000_000,
+    decode_job_ns=0,
+    decode_context_ns=0.0,
+)
+"""OPT-2.7B as the FastServe paper reports it: 10 ms for a prompt of 128 tokens, 90 ms for 1,024, 2 ms a decode.
+
+No roofline reaches the last (`calibration.py`).
+"""

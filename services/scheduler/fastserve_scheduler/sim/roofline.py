@@ -83,6 +83,10 @@ class RooflineCost:
             self._plan, self._work = plan, _work_of(plan)
         return max(1, round(self._seconds(self._work, stage) * 1e9))
 
+    def linear_ms(self, tokens: int) -> float:
+        """The linear layers of all stages alone."""
+        return 1000 * sum(self._linear_s(n * self.model.layer_weights / self.tp, tokens) for n in self._layers)
+
     def profile(self, max_model_len: int, max_batch_size: int) -> Profile:
         """What a profiler would measure of this model."""
         return profile_of(self, self.pp, max_model_len, max_batch_size)
