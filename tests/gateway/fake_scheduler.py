@@ -74,6 +74,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     hellos: list[str] = field(default_factory=list)
     #: Messages that went out as part of a batch. A stream says what waits for it in one, as the scheduler does.
     batched: int = 0
+    #: What people are shown, how often it was asked for, and what the answer waits for.
+    state: scheduler_pb2.GetStateResponse = field(default_factory=lambda: scheduler_pb2.GetStateResponse(policy="fake"))
+    states_asked: int = 0
+    state_gate: asyncio.Event | None = None
     _server: GrpcServer | None = None
     _store: StateStore | None = None
     _streams: list[asyncio.Queue[Message | None]] = field(default_factory=list)
@@ -158,7 +162,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def GetState(
         self, request: scheduler_pb2.GetStateRequest, context: Context
     ) -> scheduler_pb2.GetStateResponse:
-        return scheduler_pb2.GetStateResponse(policy="fake")
+        self.states_asked += 1
+        if self.state_gate is not None:
+            await self.state_gate.wait()
+        return self.state
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

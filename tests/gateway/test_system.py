@@ -180,7 +180,7 @@ async def test_openapi_document_tells_the_truth(tmp_path: Path) -> None:
         document = (await r.http.get("/openapi.json")).json()
         assert set(document["paths"]) == {
             "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
-            "/health", "/health/live", "/health/ready", "/version", "/metrics",
+            "/health", "/health/live", "/health/ready", "/version", "/metrics", "/dashboard/state",
         }  # fmt: skip
         for operations in document["paths"].values():
             for operation in operations.values():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
+from prometheus_client.samples import Sample
 
 PREFIX = "fastserve:"
 ALIAS_PREFIX = "vllm:"
@@ -77,6 +78,22 @@ class Metrics:
     def http(self, path: str, status: int) -> None:
         self._http.labels(**self._labels, path=path, status=str(status)).inc()
 
+    # --- for the page
+
+    def totals(self) -> dict[str, int]:
+        """Accepted answers, and tokens of answers, since the gateway began."""
+        counters = {"accepted": self.accepted, "prompt_tokens": self.prompt_tokens, "tokens": self.generation_tokens}
+        return {name: int(_samples(counter, "_total")[0].value) for name, counter in counters.items()}
+
+    def outcomes(self) -> dict[str, int]:
+        """Ended answers by how they ended."""
+        return {outcome: int(_samples(counter, "_total")[0].value) for outcome, counter in self._finished.items()}
+
+    def latencies(self) -> dict[str, tuple[list[float], list[int]]]:
+        """Bounds in seconds, and for each how many were at most that; the last count is of all."""
+        shown = {"time_to_first_token": self.ttft_s, "inter_token": self.inter_token_s, "end_to_end": self.e2e_s}
+        return {name: _cumulative(histogram) for name, histogram in shown.items()}
+
     def render(self) -> bytes:
         text = generate_latest(self.registry)
         return text + text.replace(PREFIX.encode(), ALIAS_PREFIX.encode()) if self._vllm_names else text
@@ -93,3 +110,12 @@ class Metrics:
 
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(PREFIX + name, text, ("model_name",), registry=self.registry).labels(**self._labels).set_function(read)
+
+
+def _samples(metric: Counter | Histogram, suffix: str) -> list[Sample]:
+    return [s for family in metric.collect() for s in family.samples if s.name.endswith(suffix)]
+
+
+def _cumulative(histogram: Histogram) -> tuple[list[float], list[int]]:
+    buckets = _samples(histogram, "_bucket")
+    return [float(bucket.labels["le"]) for bucket in buckets[:-1]], [int(bucket.value) for bucket in buckets]

@@ -50,6 +50,7 @@ class GatewaySettings(ClusterSettings):
     drain_timeout: float = Field(
         30.0, ge=0, description="seconds that requests in progress may go on after the signal to stop"
     )
+    dashboard: bool = Field(True, description="serve the built-in page at /")
     vllm_metric_names: bool = Field(False, description="repeat every metric under vLLM's prefix, `vllm:`")
 
     @model_validator(mode="after")

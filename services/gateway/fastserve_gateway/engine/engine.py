@@ -2,6 +2,7 @@
 
 import asyncio
 
+from fastserve.v1 import scheduler_pb2
 from fastserve_common.errors import AlreadyExistsError, ResourceExhaustedError, UnavailableError
 from fastserve_gateway.codec import DEFAULT_RETRY_MS
 from fastserve_gateway.engine.events import ClusterView
@@ -33,14 +34,27 @@ class Engine:
         self._idle.set()
         self._draining = False
         metrics.watch(
-            running=lambda: sum(session.num_running for session in self._sessions.values()),
-            waiting=lambda: sum(session.num_open - session.num_running for session in self._sessions.values()),
+            running=lambda: self.num_running,
+            waiting=lambda: self.num_waiting,
             connected=lambda: float(self.view.connected),
         )
 
     @property
     def view(self) -> ClusterView:
         return self._link.view
+
+    @property
+    def num_running(self) -> int:
+        """Answers that have their first token."""
+        return sum(session.num_running for session in self._sessions.values())
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(session.num_open for session in self._sessions.values()) - self.num_running
+
+    async def scheduler_state(self) -> scheduler_pb2.GetStateResponse:
+        """For people, never on the path of a request. Raises LinkLostError, AioRpcError."""
+        return await self._link.scheduler_state()
 
     @property
     def max_model_len(self) -> int | None:

@@ -71,6 +71,8 @@ class SchedulerLink:
         self._serial = 0
         self._give_up: asyncio.TimerHandle | None = None
         self._resubmits: dict[str, asyncio.TimerHandle] = {}
+        #: None while there is no stream.
+        self._channel: grpc.aio.Channel | None = None
 
     @property
     def num_live(self) -> int:
@@ -99,6 +101,12 @@ class SchedulerLink:
             del self._unconfirmed[next(iter(self._unconfirmed))]
         if self.view.connected:
             self._outbox.put(codec.cancel_to_wire(wire_id, reason))
+
+    async def scheduler_state(self) -> scheduler_pb2.GetStateResponse:
+        """What the scheduler shows to people. Raises LinkLostError, AioRpcError."""
+        if self._channel is None:
+            raise LinkLostError(self.view.detail)
+        return await scheduler_pb2_grpc.SchedulerStub(self._channel).GetState(scheduler_pb2.GetStateRequest())
 
     # --- the connection
 
@@ -137,6 +145,7 @@ class SchedulerLink:
             try:
                 hello = await asyncio.wait_for(self._greet(call), HELLO_TIMEOUT_S)
                 self._attach(hello, leader)
+                self._channel = channel
                 await first_to_fail(self._read(call), self._write(call), self._watch(leader))
             except TimeoutError as error:
                 raise LinkLostError(f"the scheduler at {leader.address} does not answer") from error
@@ -147,6 +156,7 @@ class SchedulerLink:
             except asyncio.InvalidStateError as error:  # a write after the stream had ended
                 raise LinkLostError(f"the stream to {leader.address} ended") from error
             finally:
+                self._channel = None
                 call.cancel()
 
     async def _greet(self, call: Stream) -> scheduler_pb2.SchedulerHello:

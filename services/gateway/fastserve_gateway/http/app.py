@@ -13,7 +13,8 @@ from starlette.types import ASGIApp
 
 from fastserve_common.errors import FastServeError, NotFoundError
 from fastserve_gateway.engine.engine import Engine
-from fastserve_gateway.http import generate, system
+from fastserve_gateway.http import generate, page, system
+from fastserve_gateway.http.dashboard import Dashboard
 from fastserve_gateway.http.errors import HttpStatusError, error_body, error_headers, status_of
 from fastserve_gateway.http.middleware import OPEN_PATHS, KeyCheck, LimitBody, Observe, RequireKey
 from fastserve_gateway.http.requests import TOKEN_ID_MARK
@@ -27,12 +28,16 @@ def build_app(engine: Engine, keys: KeyCheck) -> ASGIApp:
     app.state.engine = engine
     app.include_router(generate.router)
     app.include_router(system.router)
+    routes = [*generate.router.routes, *system.router.routes]
+    if engine.settings.dashboard:
+        app.state.dashboard = Dashboard(engine)
+        app.include_router(page.router)
+        routes += page.router.routes
     app.add_exception_handler(FastServeError, _on_domain_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
-    routes = [*generate.router.routes, *system.router.routes]
     paths = [route.path for route in routes if isinstance(route, APIRoute)]
     limited = LimitBody(app, engine.settings.max_body_bytes)
     return Observe(RequireKey(limited, keys), engine.metrics, paths)

@@ -19,13 +19,14 @@ from fastserve_gateway.http.errors import (
     error_headers,
     status_of,
 )
+from fastserve_gateway.http.page_files import PAGE_PATHS
 from fastserve_gateway.limits import BODY_TIMEOUT_S, MAX_REQUEST_ID_CHARS
 from fastserve_gateway.metrics import Metrics
 
 REQUEST_ID_HEADER = "x-request-id"
 
-#: Served to callers without a key: probes and scrapers have none.
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+#: Served to callers without a key: probes and scrapers have none, nor has a browser before it was asked.
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics", *PAGE_PATHS})
 
 #: In the scope's state: the caller's X-Request-Id, as it came.
 REQUEST_ID = "request_id"
