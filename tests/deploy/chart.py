@@ -16,7 +16,7 @@ from .dockerfile import ROOT, serving_image
 from .services import load
 
 PATH = ROOT / "deploy/helm/fastserve"
-VARIANTS = ("default", "gpu", "external-redis")
+VARIANTS = ("default", "gpu", "external-redis", "tls")
 NAMESPACE = "serving"
 
 #: The service behind each component that runs one of ours.
@@ -84,7 +84,7 @@ class Workload:
             if "fieldRef" in source:
                 found[entry["name"]] = FIELDS[source["fieldRef"]["fieldPath"]]
             elif "secretKeyRef" in source:
-                found[entry["name"]] = {"url": "redis://elsewhere:6379/0", "keys": "a,b"}[source["secretKeyRef"]["key"]]
+                found[entry["name"]] = {"url": "redis://elsewhere:6379/0"}[source["secretKeyRef"]["key"]]
             else:
                 found[entry["name"]] = entry["value"]
         return found

@@ -119,6 +119,35 @@ def test_probes_and_services_ask_ports_that_are_listened_on(variant: str) -> Non
                 assert probe["exec"]["command"][3] == f"127.0.0.1:{ports['grpc']}"
 
 
+def test_services_with_certificates_have_them_and_show_them_to_themselves(variant: str) -> None:
+    secret = values(variant).get("clusterTls", {}).get("secret")
+    for workload in ours(variant):
+        settings = workload.settings()
+        assert (settings.model_dump()["tls_cert"] is not None) == bool(secret)
+        if not secret:
+            continue
+        (volume,) = [v for v in workload.pod["volumes"] if v["name"] == "cluster-tls"]
+        assert volume["secret"] == {"secretName": secret, "defaultMode": 0o440}
+        (mount,) = [m for m in workload.container["volumeMounts"] if m["name"] == "cluster-tls"]
+        paths = [settings.model_dump()[name] for name in ("tls_cert", "tls_key", "tls_ca")]
+        assert {str(path.parent) for path in paths} == {mount["mountPath"]}
+        probes = [workload.container[kind] for kind in ("startupProbe", "livenessProbe", "readinessProbe")]
+        assert not [probe for probe in probes if "grpc" in probe], "the kubelet has no certificate"
+
+
+def test_keys_come_from_a_file_that_may_change(variant: str) -> None:
+    (gateway,) = of(variant, "gateway")
+    settings, secret = gateway.settings(), values(variant).get("gateway", {}).get("apiKeysSecret")
+    assert isinstance(settings, GatewaySettings)
+    assert bool(settings.api_key_file) == bool(secret)
+    assert "FASTSERVE_API_KEY" not in gateway.environment()
+    if settings.api_key_file is not None:
+        (mount,) = [m for m in gateway.container["volumeMounts"] if m["name"] == "keys"]
+        assert str(settings.api_key_file.parent) == mount["mountPath"]
+        (volume,) = [v for v in gateway.pod["volumes"] if v["name"] == "keys"]
+        assert volume["secret"] == {"secretName": secret, "defaultMode": 0o440}
+
+
 def test_selectors_find_pods(variant: str) -> None:
     pods = [workload.labels.items() for workload in workloads(variant)]
     chosen = [s for d in documents(variant) if d["kind"] != "ServiceMonitor" for s in selectors(d)]

@@ -29,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "chat": Command("talk to the served model", "fastserve.cli.chat"),
     "top": Command("show what is queued, running and resident now", "fastserve.cli.top"),
     "ctl": Command("see and change a running scheduler: settings, drain, requests", "fastserve.cli.ctl"),
+    "key": Command("make an API key and its hash", "fastserve.cli.key"),
     "bench": Command("measure a server under load", "fastserve.cli.bench"),
     "simulate": Command("serve a simulated load on a simulated system", "fastserve.cli.simulate"),
     "replay": Command("run a scheduler's journal again, and tell a request's story", "fastserve.cli.replay"),

@@ -107,7 +107,8 @@ class _App:
         if where.get("grpc"):
             lines.append(f"  gRPC  {where['grpc']}")
         lines.append(f"  logs  {self.run_dir.path}/logs")
-        lines += ["", "Try it:", "", f"  {_curl(url, name, bool(settings.api_key))}", "", "Ctrl-C stops it."]
+        needs_key = bool(settings.api_key or settings.api_key_file)
+        lines += ["", "Try it:", "", f"  {_curl(url, name, needs_key)}", "", "Ctrl-C stops it."]
         self.reporter.result("\n".join(lines))
 
 

@@ -90,8 +90,9 @@ class ServeSettings(EngineSettings):
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 picks one")
     grpc_port: int | None = Field(None, ge=-1, le=65535, description="gRPC port; -1: off (default: HTTP port + 1)")
     api_key: tuple[str, ...] = Field(
-        (), repr=False, description="accept only callers with one of these keys; repeatable"
+        (), repr=False, description="accept only callers with one of these keys, or `sha256:` hashes; repeatable"
     )
+    api_key_file: Path | None = Field(None, description="file with more keys or hashes; read again when it changes")
     served_model_name: tuple[str, ...] = Field((), description="name in the API (default: the model); repeatable")
 
     seed: int | None = Field(

@@ -20,8 +20,8 @@ from fastserve_gateway.engine.engine import Engine
 from fastserve_gateway.engine.events import ClusterView
 from fastserve_gateway.engine.link import SchedulerLink
 from fastserve_gateway.http.app import build_app
-from fastserve_gateway.http.middleware import KeyCheck
 from fastserve_gateway.http.protocol import LimitedHttpProtocol
+from fastserve_gateway.keys import KeyCheck, KeyFile
 from fastserve_gateway.metrics import Metrics
 from fastserve_gateway.rpc.interceptors import EdgeInterceptor
 from fastserve_gateway.rpc.service import SERVICE_NAMES, InferenceService
@@ -75,7 +75,7 @@ async def running(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     text = TextModel(settings.model_dir)
     gateway_id = uuid.uuid4().hex
     metrics = Metrics(settings.model_names[0], vllm_names=settings.vllm_metric_names)
-    keys = KeyCheck(settings.api_key)
+    keys = KeyCheck(settings.api_key, KeyFile(settings.api_key_file) if settings.api_key_file else None)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(text.close)
         store = await _open_store(settings.state, stack)

@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from fastserve_common.tls import ClusterSettings
+from fastserve_gateway.keys import digest_of
 
 MIB = 1024 * 1024
 
@@ -26,7 +27,10 @@ class GatewaySettings(ClusterSettings):
     ssl_certfile: Path | None = Field(None, description="TLS certificate chain, for HTTP and gRPC")
     ssl_keyfile: Path | None = Field(None, description="TLS private key, for HTTP and gRPC")
     api_key: tuple[str, ...] = Field(
-        (), repr=False, description="accept only callers with one of these keys; may be repeated"
+        (), repr=False, description="accept only callers with one of these keys, or `sha256:` hashes; may be repeated"
+    )
+    api_key_file: Path | None = Field(
+        None, description="file with more keys or hashes, one per line; read again when it changes"
     )
 
     max_model_len: int | None = Field(
@@ -55,9 +59,11 @@ class GatewaySettings(ClusterSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for key in self.api_key:
-            if not (key.isascii() and key.isprintable()) or " " in key or not key:
-                raise ValueError("--api-key: a key must be non-empty, visible ASCII without spaces")
+        try:
+            for key in self.api_key:
+                digest_of(key)
+        except ValueError as error:
+            raise ValueError(f"--api-key: {error}") from error
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("--ssl-certfile and --ssl-keyfile must be given together")
         return self

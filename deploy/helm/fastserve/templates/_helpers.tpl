@@ -71,8 +71,37 @@ securityContext:
   valueFrom: { fieldRef: { fieldPath: status.podIP } }
 - name: NODE_NAME
   valueFrom: { fieldRef: { fieldPath: spec.nodeName } }
+{{- if .root.Values.clusterTls.secret }}
+- { name: FASTSERVE_TLS_CERT, value: /etc/fastserve/cluster/tls.crt }
+- { name: FASTSERVE_TLS_KEY, value: /etc/fastserve/cluster/tls.key }
+- { name: FASTSERVE_TLS_CA, value: /etc/fastserve/cluster/ca.crt }
+- { name: FASTSERVE_TLS_NAME, value: {{ .root.Values.clusterTls.name }} }
+{{- end }}
 {{- with .extraEnv }}
 {{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The certificate that services know each other by. */}}
+{{- define "fastserve.clusterTlsMount" -}}
+{{- if .Values.clusterTls.secret }}
+- { name: cluster-tls, mountPath: /etc/fastserve/cluster, readOnly: true }
+{{- end }}
+{{- end }}
+
+{{- define "fastserve.clusterTlsVolume" -}}
+{{- with .Values.clusterTls.secret }}
+- { name: cluster-tls, secret: { secretName: {{ . }}, defaultMode: 288 } }
+{{- end }}
+{{- end }}
+
+{{/* A probe of gRPC health. The kubelet has no certificate: with them the container asks itself. */}}
+{{- define "fastserve.grpcProbe" -}}
+{{- if .root.Values.clusterTls.secret }}
+exec:
+  command: [python, -m, fastserve_common.healthcheck, "127.0.0.1:{{ .port }}"{{ with .service }}, --service={{ . }}{{ end }}]
+{{- else }}
+grpc: { port: {{ .port }}{{ with .service }}, service: {{ . }}{{ end }} }
 {{- end }}
 {{- end }}
 

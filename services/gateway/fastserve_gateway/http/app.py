@@ -16,9 +16,10 @@ from fastserve_gateway.engine.engine import Engine
 from fastserve_gateway.http import generate, page, system
 from fastserve_gateway.http.dashboard import Dashboard
 from fastserve_gateway.http.errors import HttpStatusError, error_body, error_headers, status_of
-from fastserve_gateway.http.middleware import OPEN_PATHS, KeyCheck, LimitBody, Observe, RequireKey
+from fastserve_gateway.http.middleware import OPEN_PATHS, LimitBody, Observe, RequireKey
 from fastserve_gateway.http.requests import TOKEN_ID_MARK
 from fastserve_gateway.http.validation import validation_error
+from fastserve_gateway.keys import KeyCheck
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ Plain ASGI: a wrapper that replaced `receive` or ran the route in another task w
 """
 
 import asyncio
-import hmac
 import uuid
 from collections.abc import Sequence
 
@@ -20,6 +19,7 @@ from fastserve_gateway.http.errors import (
     status_of,
 )
 from fastserve_gateway.http.page_files import PAGE_PATHS
+from fastserve_gateway.keys import KeyCheck
 from fastserve_gateway.limits import BODY_TIMEOUT_S, MAX_REQUEST_ID_CHARS
 from fastserve_gateway.metrics import Metrics
 
@@ -61,25 +61,6 @@ class Observe:
             await send(message)
 
         await self._app(scope, receive, observed)
-
-
-class KeyCheck:
-    """API keys, compared in constant time. No keys: everybody may."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = [key.encode() for key in keys]
-
-    def check(self, authorization: str | None) -> None:
-        """`authorization`: the header or metadata value. Raises UnauthenticatedError."""
-        if not self._keys:
-            return
-        scheme, _, given = (authorization or "").partition(" ")
-        presented = given.strip().encode("utf-8", "surrogatepass")
-        # Every key is compared, so that the time does not tell which one was close.
-        matches = [hmac.compare_digest(presented, key) for key in self._keys]
-        if scheme.lower() != "bearer" or not any(matches):
-            problem = "an API key is required" if not given else "the API key is not valid"
-            raise UnauthenticatedError(f"{problem}: send `Authorization: Bearer KEY`")
 
 
 class RequireKey:

@@ -8,7 +8,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from fastserve_common.errors import FastServeError, InvalidArgumentError, UnauthenticatedError
-from fastserve_gateway.http.middleware import KeyCheck
+from fastserve_gateway.keys import KeyCheck
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
