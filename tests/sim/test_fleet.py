@@ -134,9 +134,11 @@ def test_replicas_share_the_load() -> None:
 def test_control_costs_delay_results_and_are_not_computing() -> None:
     system = plant()
     slow = plant()
-    slow = type(slow)(slow.config, slow.profile, slow.cost, slow.num_blocks, control=Control(turn_ns=5 * MS))
-    plain, delayed = (Fleet(s).run([Request(0, 8, 10)]) for s in (system, slow))
-    assert delayed.end_ns - plain.end_ns == 10 * 5 * MS
+    control = Control(turn_ns=5 * MS, turn_job_ns=MS)
+    slow = type(slow)(slow.config, slow.profile, slow.cost, slow.num_blocks, control=control)
+    plain, delayed = (Fleet(s).run([Request(0, 8, 10), Request(0, 8, 10)]) for s in (system, slow))
+    # The second one is in all but the first of eleven iterations, the first in all but the last.
+    assert delayed.end_ns - plain.end_ns == 11 * 5 * MS + 20 * MS
     assert delayed.replicas[0].busy_ns == plain.replicas[0].busy_ns
 
 

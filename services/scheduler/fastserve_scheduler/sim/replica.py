@@ -48,12 +48,14 @@ class Observer(Protocol):
 class Control:
     """What a live system adds to computing, measured there.
 
-    `turn_ns`: from the end of an iteration on the last stage to its successor's start on the first one, less the
-    computing: report, decision and plan on their way. `hop_ns`: from stage to stage.
+    `turn_ns`, and `turn_job_ns` for each job of the batch: from the end of an iteration on the last stage to its
+    successor's start on the first one, less the computing: report, decision and plan on their way. `hop_ns`: from stage
+    to stage.
     """
 
     turn_ns: int = 0
     hop_ns: int = 0
+    turn_job_ns: int = 0
 
 
 NO_CONTROL = Control()
@@ -161,7 +163,7 @@ class Replica:
             free_ns[stage] = done_ns
             self.busy_ns[stage] += cost_ns
             compute_ns += cost_ns
-        return done_ns + self._control.turn_ns, compute_ns
+        return done_ns + self._control.turn_ns + self._control.turn_job_ns * len(plan.items), compute_ns
 
     def _start_copies(self, plan: RunIteration, now_ns: int) -> None:
         for stage, free_ns in enumerate(self._stage_free_ns):

@@ -62,6 +62,7 @@ class SimulateSettings(SchedulerSettings):
     profile: Path | None = Field(None, description="times measured by `fastserve profile`, instead of --device")
     stage_share: tuple[float, ...] = Field((), description="--profile: share of an iteration of each stage; repeatable")
     turn_us: float = Field(0.0, ge=0, description="control between two iterations, beside the computing")
+    turn_job_us: float = Field(0.0, ge=0, description="the same for each request of the batch")
     hop_us: float = Field(0.0, ge=0, description="control from a stage to the next")
     kv_memory: SizeBytes | None = Field(None, ge=1, description="for KV on all devices (default: what weights leave)")
     kv_tokens: int | None = Field(None, ge=1, description="the same in tokens of KV")

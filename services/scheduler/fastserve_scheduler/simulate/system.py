@@ -101,4 +101,5 @@ def _link(settings: SimulateSettings, stage_block_bytes: int, bandwidth: int) ->
 
 
 def _control(settings: SimulateSettings) -> Control:
-    return Control(round(settings.turn_us * 1000), round(settings.hop_us * 1000))
+    turn_us, hop_us, job_us = settings.turn_us, settings.hop_us, settings.turn_job_us
+    return Control(round(turn_us * 1000), round(hop_us * 1000), round(job_us * 1000))
