@@ -24,9 +24,9 @@ from fastserve_scheduler.sim.fleet import Fleet, Plant
 GOAL = 100_000
 """Iterations per second that were aimed at."""
 
-BOUND = """An iteration is one call of the core, which takes every job of the batch out of its order and puts it back, in
-pure Python. `core us` is that call alone: no simulator around it can be faster. The two are timed one after the other:
-on a busy machine the core's share may exceed 100 %."""
+BOUND = """An iteration is one call of the core, which takes every job of the batch out of its order and puts it back,
+in pure Python. `core us` is that call alone: no simulator around it can be faster. The two are timed one after the
+other: on a busy machine the core's share may exceed 100 %."""
 
 MODEL_LEN = 1 << 16
 PROMPT = 16
