@@ -54,6 +54,12 @@ EVERYTHING = ServeSettings(
     promotion="return",
     kv_policy="reactive",
     kv_ranking="enst",
+    swap_min_batches=3,
+    swap_reserve_min_percent=1,
+    swap_reserve_max_percent=9,
+    kv_checksums=True,
+    kv_lease_ttl=12.5,
+    timeline=Path("/traces/t.json"),
     max_num_queued_reqs=10,
     max_num_queued_tokens=10_000,
     drain_timeout=5.0,
@@ -104,6 +110,10 @@ def test_what_is_set_arrives() -> None:
         "promotion",
         "kv_policy",
         "kv_ranking",
+        "swap_min_batches",
+        "swap_reserve_min_percent",
+        "swap_reserve_max_percent",
+        "timeline",
         "max_num_seqs",
         "max_num_batched_tokens",
         "prefill_chunk_tokens",
@@ -121,6 +131,7 @@ def test_what_is_set_arrives() -> None:
     assert gateway.seed == 11
     kvstore = parsed(by_name["kvstore"])
     assert isinstance(kvstore, KvStoreSettings)
+    assert (worker.kv_checksums, kvstore.lease_ttl_s) == (True, 12.5)
     assert (kvstore.host_kv_memory, kvstore.metrics_listen) == (2**22, "127.0.0.1:9101"), "fake stages need little"
     assert {parsed(spec).log_level for spec in by_name.values()} == {"debug"}
     assert {parsed(spec).log_format for spec in by_name.values()} == {"json"}

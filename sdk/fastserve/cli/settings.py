@@ -109,6 +109,20 @@ class ServeSettings(EngineSettings):
     promotion: Promotion | None = Field(None, description="what a starving request gets: reset or return")
     kv_policy: KvPolicy | None = Field(None, description="what happens when KV memory runs out")
     kv_ranking: KvRanking | None = Field(None, description="which request's KV is swapped first")
+    swap_min_batches: int | None = Field(
+        None, ge=0, description="requests displace others only if the pool holds so many running batches"
+    )
+    swap_reserve_min_percent: int | None = Field(
+        None, ge=0, le=50, description="part of the KV memory kept free for new requests, at least"
+    )
+    swap_reserve_max_percent: int | None = Field(None, ge=0, le=50, description="the same, at most")
+    kv_checksums: bool = Field(False, description="check each block of KV that comes back from the host")
+    kv_lease_ttl: float | None = Field(
+        None, gt=0, description="seconds until host memory of a scheduler that is gone is free again"
+    )
+    timeline: Path | None = Field(
+        None, description="at the end, write here when stages computed and copied: a trace for Perfetto"
+    )
     max_num_queued_reqs: int | None = Field(None, ge=1, description="requests that may wait; more are refused")
     max_num_queued_tokens: int | None = Field(None, ge=1, description="prompt tokens that may wait")
 

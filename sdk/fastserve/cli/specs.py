@@ -77,6 +77,8 @@ def kvstore(settings: ServeSettings, state_url: str) -> ChildSpec | None:
         f"--host-kv-memory={_kv_bytes(settings, settings.host_kv_memory)}",
         f"--lock-memory={_lock_memory(settings)}",
     ]
+    if settings.kv_lease_ttl is not None:
+        flags.append(f"--lease-ttl-s={settings.kv_lease_ttl}")
     if settings.metrics_port:
         flags.append(f"--metrics-listen=127.0.0.1:{settings.metrics_port + 1}")
     argv = module_argv("fastserve_kvstore", *_common(settings, state_url), *flags)
@@ -91,6 +93,7 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
         f"--node={NODE}",
         *_given(settings, "device", "dtype", "linear", "threads", "block_size", "max_model_len"),
         f"--kv-memory={_kv_bytes(settings, settings.kv_memory)}",
+        *(["--kv-checksums"] if isinstance(settings, ServeSettings) and settings.kv_checksums else []),
         *(_fake(settings, model) if settings.fake else []),
     ]
     return tuple(
@@ -122,6 +125,10 @@ _SCHEDULER_FLAGS = (
     "promotion",
     "kv_policy",
     "kv_ranking",
+    "swap_min_batches",
+    "swap_reserve_min_percent",
+    "swap_reserve_max_percent",
+    "timeline",
     "max_num_batched_tokens",
     "prefill_chunk_tokens",
     "max_num_queued_reqs",

@@ -259,7 +259,7 @@ def stage_message_from_wire(data: bytes) -> StageMessage:
             return _report_from_pb(pb.iteration)
         case "swap":
             swap = pb.swap
-            return SwapReport(swap.swap_id, swap.epoch, swap.stage, swap.bytes, swap.copy_ns, swap.error)
+            return SwapReport(swap.swap_id, swap.epoch, swap.stage, swap.bytes, swap.copy_ns, swap.error, swap.begin_ns)
         case "ready":
             return _ready_from_pb(pb.ready)
         case "host":
@@ -281,6 +281,8 @@ def _report_from_pb(pb: stage_pb2.IterationReport) -> Report:
         total_compute_ns=pb.total_compute_ns,
         token_ids=unpack_u32(pb.token_ids),
         logprobs=tuple([entry.SerializeToString() for entry in pb.logprobs]),
+        begin_ns=pb.begin_ns,
+        wait_ns=pb.wait_ns,
     )
 
 

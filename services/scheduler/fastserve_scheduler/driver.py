@@ -60,6 +60,7 @@ from fastserve_scheduler.runner import Runner
 from fastserve_scheduler.sessions import Sessions
 from fastserve_scheduler.settings import SchedulerSettings
 from fastserve_scheduler.swap_watch import SwapWatch
+from fastserve_scheduler.timeline import Timeline
 from fastserve_scheduler.timers import Timers
 
 log = logging.getLogger(__name__)
@@ -125,8 +126,8 @@ class Driver:
     def _close(self) -> None:
         self._timers.cancel_all()
         self._search.cancel()
-        if self.runner is not None and self.runner.journal is not None:
-            self.runner.journal.close()
+        if self.runner is not None:
+            self.runner.close()
 
     def _take(self, message: Input) -> None:
         match message:
@@ -267,6 +268,7 @@ class Driver:
             wake_at=self._wake_at,
             metrics=self._metrics,
             journal=journal,
+            timeline=None if settings.timeline is None else Timeline(settings.timeline, settings.timeline_spans),
             check=settings.check,
         )
         self._resume(self.runner, stages)

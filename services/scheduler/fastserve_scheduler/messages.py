@@ -249,11 +249,14 @@ class Report:
     total_compute_ns: int
     token_ids: Ids
     logprobs: tuple[bytes, ...] = ()
+    #: By the stage's monotonic clock, after `wait_ns` for copies; 0: it did not say.
+    begin_ns: int = 0
+    wait_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SwapReport:
-    """One stage's copy has landed, or has failed with `error`."""
+    """One stage's copy has landed, or has failed with `error`. `begin_ns` 0: it never began, or did not say when."""
 
     swap_id: int
     epoch: int
@@ -261,6 +264,7 @@ class SwapReport:
     num_bytes: int
     copy_ns: int
     error: str = ""
+    begin_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ from fastserve_scheduler.messages import (
 from fastserve_scheduler.metrics import Metrics
 from fastserve_scheduler.sessions import Link, Sessions
 from fastserve_scheduler.swap_watch import SwapWatch
+from fastserve_scheduler.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ class Runner:
     wake_at: Callable[[int], None]
     metrics: Metrics
     journal: JournalWriter | None = None
+    timeline: Timeline | None = None
     #: Prove the core's invariants after every event.
     check: bool = False
     #: Epoch of the joined round, as the stages know it; None while there is none.
@@ -115,6 +117,13 @@ class Runner:
     stage_ns: dict[int, int] = field(default_factory=dict)
     #: Whose slots the core has been granted; None: it has none.
     host: HostStore | None = None
+
+    def close(self) -> None:
+        """The end: what was recorded is written."""
+        if self.journal is not None:
+            self.journal.close()
+        if self.timeline is not None:
+            self.timeline.close()
 
     # --- stages
 
@@ -148,6 +157,16 @@ class Runner:
         part = self.flights.answered(report)
         self.progress_ns = self.clock_ns()
         self.stage_ns[report.stage] = report.compute_ns
+        if self.timeline is not None:
+            self.timeline.computed(
+                report.stage,
+                report.epoch,
+                report.seq,
+                begin_ns=report.begin_ns,
+                compute_ns=report.compute_ns,
+                wait_ns=report.wait_ns,
+                heard_ns=self.progress_ns,
+            )
         self.swaps.computed(report.stage, report.seq, self.progress_ns)
         if part is None:
             return
@@ -212,6 +231,17 @@ class Runner:
         if swap is None:
             return
         self.metrics.swapped(swap.direction, report.stage, report.copy_ns)
+        if self.timeline is not None:
+            self.timeline.copied(
+                report.stage,
+                report.epoch,
+                swap.direction,
+                report.swap_id,
+                begin_ns=report.begin_ns,
+                copy_ns=report.copy_ns,
+                num_bytes=report.num_bytes,
+                heard_ns=self.clock_ns(),
+            )
         if report.error:
             self.metrics.swap_failed(report.stage)
             log.warning("a swap failed, its request is computed again: %s", report.error, extra={"stage": report.stage})

@@ -37,6 +37,10 @@ def _core_default(name: str) -> str:
     return str(next(field.default for field in fields(CoreConfig) if field.name == name))
 
 
+def _core_int(name: str) -> int:
+    return int(_core_default(name))
+
+
 class SchedulerSettings(ClusterSettings):
     """Decides which request's token is computed next, and on which blocks. One is active; others stand by."""
 
@@ -78,6 +82,15 @@ class SchedulerSettings(ClusterSettings):
     kv_ranking: KvRanking = Field(
         cast(KvRanking, _core_default("kv_ranking")), description="who is swapped first: enst or order"
     )
+    swap_min_batches: int = Field(
+        _core_int("swap_min_batches"), ge=0, description="requests displace others if the pool holds so many batches"
+    )
+    swap_reserve_min_percent: int = Field(
+        _core_int("swap_reserve_min_percent"), ge=0, le=50, description="least part of the pool kept for newcomers"
+    )
+    swap_reserve_max_percent: int = Field(
+        _core_int("swap_reserve_max_percent"), ge=0, le=50, description="most of the pool kept for newcomers"
+    )
 
     profile_dir: Path = Field(Path("~/.cache/fastserve/profiles"), description="where measured profiles are kept")
     profile_only: bool = Field(False, description="measure a full profile, print where it is, end")
@@ -85,6 +98,10 @@ class SchedulerSettings(ClusterSettings):
     journal_file_size: SizeBytes = Field(MAX_SEGMENT_BYTES, ge=4096, description="of a journal's file; then the next")
     journal_files: int = Field(MAX_SEGMENTS, ge=1, description="files of one journal; it ends when all are full")
     journal_keep: int = Field(KEPT_JOURNALS, ge=0, description="journals of earlier starts that are kept")
+    timeline: Path | None = Field(
+        None, description="record when stages compute and copy; write it here at the end, as a Chrome trace"
+    )
+    timeline_spans: int = Field(100_000, ge=1, description="computations and copies of the timeline; the last ones")
     check: bool = Field(False, description="prove the core's invariants after every event")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus metrics over HTTP; 0: off")
     metrics_host: str = Field("127.0.0.1", description="address of the metrics")
@@ -106,7 +123,7 @@ class SchedulerSettings(ClusterSettings):
     def _known_kv_policy(cls, value: str) -> str:
         return _one_of(value, tuple(KV_POLICIES))
 
-    @field_validator("profile_dir", "journal")
+    @field_validator("profile_dir", "journal", "timeline")
     @classmethod
     def _home(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser()
@@ -133,6 +150,8 @@ class SchedulerSettings(ClusterSettings):
             raise ValueError("--prefill-chunk-tokens must not exceed --max-num-batched-tokens")
         if self.max_num_queued_tokens < self.max_model_len:
             raise ValueError("--max-num-queued-tokens must hold one prompt of --max-model-len")
+        if self.swap_reserve_max_percent < self.swap_reserve_min_percent:
+            raise ValueError("--swap-reserve-max-percent must not be below --swap-reserve-min-percent")
         return self
 
     @property
@@ -180,6 +199,9 @@ class SchedulerSettings(ClusterSettings):
                 kv_policy=self.kv_policy,
                 kv_ranking=self.kv_ranking,
                 kv_block_bytes=max(ready.kv_block_bytes for ready in stages),
+                swap_min_batches=self.swap_min_batches,
+                swap_reserve_min_percent=self.swap_reserve_min_percent,
+                swap_reserve_max_percent=self.swap_reserve_max_percent,
                 slo_first_token_ns=_ns(self.slo_first_token_ms),
                 slo_token_ns=_ns(self.slo_token_ms),
                 slack_step_ns=_ns(self.slack_step_ms),

@@ -8,12 +8,12 @@ from fastserve_worker.errors import PlanError
 from fastserve_worker.messages import (
     ActivationPart,
     Activations,
+    Computed,
     KvShape,
     Plan,
     PlanRow,
     ProfilePoint,
     StageInfo,
-    StageOutput,
     SwapDirection,
     SwapOrder,
 )
@@ -184,6 +184,7 @@ def swap_report(epoch: int, stage: int, copy: Copy) -> stage_pb2.StageMessage:
         stage=stage,
         bytes=copy.num_bytes,
         copy_ns=copy.copy_ns,
+        begin_ns=copy.begin_ns,
         error=copy.error,
     )
     return stage_pb2.StageMessage(swap=report)
@@ -208,9 +209,17 @@ def attach_request(info: StageInfo, shape: KvShape, trailer_bytes: int) -> kvsto
     )
 
 
-def report(plan: Plan, info: StageInfo, output: StageOutput, total_compute_ns: int) -> stage_pb2.StageMessage:
+def report(plan: Plan, info: StageInfo, computed: Computed, total_compute_ns: int) -> stage_pb2.StageMessage:
     """`total_compute_ns` and the draws are the last stage's to tell."""
-    message = stage_pb2.IterationReport(seq=plan.seq, epoch=plan.epoch, stage=info.stage, compute_ns=output.compute_ns)
+    output = computed.output
+    message = stage_pb2.IterationReport(
+        seq=plan.seq,
+        epoch=plan.epoch,
+        stage=info.stage,
+        compute_ns=output.compute_ns,
+        begin_ns=computed.begin_ns,
+        wait_ns=computed.wait_ns,
+    )
     if info.is_last:
         message.total_compute_ns = total_compute_ns
         message.token_ids = pack_u32(draw.token_id for draw in output.draws)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,7 @@ from fastserve_worker.assembly import ActivationAssembly
 from fastserve_worker.backend import StageBackend
 from fastserve_worker.errors import PlanError
 from fastserve_worker.forward import ForwardLink
-from fastserve_worker.messages import Activations, Plan, StageOutput
+from fastserve_worker.messages import Activations, Computed, Plan
 from fastserve_worker.runner import StageRunner
 from fastserve_worker.swap.copier import Copier, Copy
 from fastserve_worker.swap.host_slab import HostSlab
@@ -63,7 +64,7 @@ class EpochRun:
         self._queued_bytes = 0
         #: Plans whose activations are not all here yet.
         self._waiting: deque[ActivationAssembly] = deque()
-        self._computing: asyncio.Queue[tuple[Plan, int, asyncio.Future[StageOutput]]] = asyncio.Queue()
+        self._computing: asyncio.Queue[tuple[Plan, int, asyncio.Future[Computed]]] = asyncio.Queue()
         self._swaps = SwapOrders(copier, self._info.num_blocks, self._report_swap)
         self._link: ForwardLink | None = None
         if next_address:
@@ -168,12 +169,14 @@ class EpochRun:
         future.add_done_callback(self._count_computed)
         self._computing.put_nowait((plan, activations.compute_ns if activations else 0, future))
 
-    def _carry_out(self, plan: Plan, activations: Activations | None, copies: AwaitedCopies) -> StageOutput:
+    def _carry_out(self, plan: Plan, activations: Activations | None, copies: AwaitedCopies) -> Computed:
         """On the stage's thread."""
-        self._copier.blocked_ns += copies.wait()
-        return self._backend.run(plan, activations)
+        wait_ns = copies.wait()
+        self._copier.blocked_ns += wait_ns
+        begin_ns = time.monotonic_ns()
+        return Computed(self._backend.run(plan, activations), begin_ns, wait_ns)
 
-    def _count_computed(self, future: "asyncio.Future[StageOutput]") -> None:
+    def _count_computed(self, future: "asyncio.Future[Computed]") -> None:
         if not future.cancelled() and future.exception() is None:
             self._swaps.computed()
 
@@ -185,26 +188,27 @@ class EpochRun:
         while True:
             plan, upstream_ns, future = await self._computing.get()
             try:
-                output = await future
+                computed = await future
             except Exception as error:
                 log.debug("a plan failed", exc_info=error)
                 self.fail(plan.seq, f"plan {plan.seq} failed: {type(error).__name__}: {error}")
             else:
-                await self._pass_on(plan, upstream_ns, output)
+                await self._pass_on(plan, upstream_ns, computed)
             self._in_flight -= 1
             if not self._info.is_first:
                 self._queued_bytes -= self._info.activation_bytes(plan.num_tokens)
 
-    async def _pass_on(self, plan: Plan, upstream_ns: int, output: StageOutput) -> None:
+    async def _pass_on(self, plan: Plan, upstream_ns: int, computed: Computed) -> None:
         """Activations first: the next stage waits for them. A result computed behind a fault goes nowhere."""
         if self._failure:
             return
+        output = computed.output
         total_ns = upstream_ns + output.compute_ns
         if self._link:
             shape = (plan.num_tokens, self._info.hidden_size)
             activations = Activations(self._info.hidden_dtype, shape, output.hidden, total_ns)
             await self._link.send_activations(plan.seq, activations)
-        self._report(codec.report(plan, self._info, output, total_ns))
+        self._report(codec.report(plan, self._info, computed, total_ns))
 
 
 def _drop(message: stage_pb2.StageMessage) -> None:

@@ -103,6 +103,18 @@ class StageOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """A plan's output and when it came about.
+
+    `begin_ns`: by the monotonic clock, after `wait_ns` for copies that the plan needed.
+    """
+
+    output: StageOutput
+    begin_ns: int
+    wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProfilePoint:
     """One batch to time: `num_sequences` rows of `new_tokens` after `context_tokens` each."""
 

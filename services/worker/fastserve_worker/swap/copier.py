@@ -25,7 +25,10 @@ class CopyStoppedError(Exception):
 
 @dataclass(eq=False, slots=True)
 class Copy:
-    """One swap on its way. The copy's thread writes `num_bytes`, `copy_ns` and `error` before it sets `landed`."""
+    """One swap on its way. The copy's thread writes what is below `landed` before it sets that.
+
+    `begin_ns`: by the monotonic clock; 0: it has not begun.
+    """
 
     order: SwapOrder
     slab: HostSlab | None
@@ -33,6 +36,7 @@ class Copy:
     stopped: threading.Event
     landed: threading.Event = field(default_factory=threading.Event)
     num_bytes: int = 0
+    begin_ns: int = 0
     copy_ns: int = 0
     error: str = ""
 
@@ -77,7 +81,7 @@ class Copier:
         return all(await asyncio.gather(*(thread.close(timeout_s) for thread in self._threads.values())))
 
     def _carry_out(self, copy: Copy) -> None:
-        begin_ns = time.perf_counter_ns()
+        copy.begin_ns = time.monotonic_ns()
         try:
             copy.num_bytes = self._copy_blocks(copy)
         except CopyStoppedError:
@@ -85,7 +89,7 @@ class Copier:
         except Exception as error:
             log.warning("swap %d failed: %s", copy.order.swap_id, error)
             copy.error = str(error) or type(error).__name__
-        copy.copy_ns = time.perf_counter_ns() - begin_ns
+        copy.copy_ns = time.monotonic_ns() - copy.begin_ns
         copy.landed.set()
 
     def _copy_blocks(self, copy: Copy) -> int:
