@@ -52,6 +52,7 @@ class GatewayLink:
                 return None
             self._filled.clear()
             await self._filled.wait()
+            await asyncio.sleep(0)  # the plan that the same report led to leaves first: encoding overlaps computing
         first = self._outbound.popleft()
         if not self._batches or not isinstance(first, Tokens | Finished | Rejected):
             return first
