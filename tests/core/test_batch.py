@@ -56,6 +56,17 @@ def test_the_chunk_grows_to_everything_when_nobody_decodes() -> None:
     hand.core.check()
 
 
+def test_on_a_pipeline_the_chunk_grows_for_a_lone_prompt_only() -> None:
+    """A long chunk would leave the stages behind the first one idle while other prompts wait to fill them."""
+    hand = Hand(ready_core(num_stages=2, max_batch_size=4, max_batch_tokens=100, prefill_chunk_tokens=8))
+    (plan,) = plans(hand.tell(JobArrived(1, 250, 5)))
+    assert [item.num_tokens for item in plan.items] == [32]
+    (plan,) = plans(hand.tell(JobArrived(2, 250, 5)))
+    assert [item.num_tokens for item in plan.items] == [8]
+    (plan,) = plans(hand.done())
+    assert [(item.job_id, item.num_tokens) for item in plan.items] == [(1, 8)]
+
+
 def test_a_first_token_comes_with_the_last_chunk() -> None:
     hand = Hand(ready_core(max_batch_size=1, max_batch_tokens=10, prefill_chunk_tokens=4))
     hand.tell(JobArrived(1, 10, 2))

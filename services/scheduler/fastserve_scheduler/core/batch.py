@@ -79,8 +79,10 @@ class BatchFormer:
     def form(self, num_flying: int) -> Batch:
         """The next batch, taken out of line; `num_flying` jobs are in flight. Swaps are ordered on the way."""
         batch = Batch()
+        runnable = self._num_runnable(num_flying)
+        shared = self._config.num_stages > 1 and runnable > 1
         walk = _Walk(
-            BatchBudget.of(self._config, self._fair_share(num_flying), self._line.num_decodes),
+            BatchBudget.of(self._config, self._fair_share(runnable), self._line.num_decodes, shared=shared),
             admitting=not (self._order.whole_batches and len(self._line.ready)),
             bypass_left=self._order.bypass_limit,
             away_left=MAX_PASSED_AWAY if self._tiers.host.num_slots or len(self._tiers.swaps) else 0,
@@ -186,13 +188,18 @@ class BatchFormer:
         while others are still out, its blocks would never be idle all at once."""
         return not batch.picks and num_flying > 0 and self._kv.evicts
 
-    def _fair_share(self, num_flying: int) -> int:
+    def _fair_share(self, runnable: int) -> int:
         """Jobs a batch may take. With fewer than P*B runnable ones on P stages, ceil(runnable/P): a batch that took
         more would leave a later stage nothing to do."""
         stages, size = self._config.num_stages, self._config.max_batch_size
-        if stages == 1:
-            return size
+        return size if stages == 1 else max(1, min(size, -(-runnable // stages)))
+
+    def _num_runnable(self, num_flying: int) -> int:
+        """Jobs in flight, with KV, or with room for it: counted as far as all stages can use."""
+        stages, size = self._config.num_stages, self._config.max_batch_size
         runnable = num_flying + len(self._line.ready)
+        if stages == 1:
+            return runnable
         free = self._pool.num_free
         job = self._line.absent.after(FIRST)
         while job is not None and runnable < stages * size:
@@ -201,7 +208,7 @@ class BatchFormer:
                 break
             runnable += 1
             job = self._line.absent.after(job.rank)
-        return max(1, min(size, -(-runnable // stages)))
+        return runnable
 
 
 @dataclass(slots=True)

@@ -3,7 +3,9 @@
 The chunk rule (the only one): a prompt is cut so that an iteration stalls its decodes no longer in sum than a full
 batch of them is stalled by `prefill_chunk_tokens`. So with D decodes ready the prompt tokens of the iteration are
 `prefill_chunk_tokens * max_batch_size / D`, and everything `max_batch_tokens` leaves when there are none. Decodes never
-draw on them: a prompt that shared their budget would empty the batch.
+draw on them: a prompt that shared their budget would empty the batch. On a pipeline that has more than one job to run
+the chunk does not grow: other batches are in flight beside it, and while the first stage computes a long one the stages
+behind it run dry.
 """
 
 from dataclasses import dataclass
@@ -22,10 +24,13 @@ class BatchBudget:
     empty: bool = True
 
     @classmethod
-    def of(cls, config: CoreConfig, max_jobs: int, num_decodes: int) -> "BatchBudget":
+    def of(cls, config: CoreConfig, max_jobs: int, num_decodes: int, *, shared: bool) -> "BatchBudget":
+        """`shared`: the stages have other jobs to run beside this batch's."""
         chunk = config.prefill_chunk_tokens
         if chunk == 0:
             return cls(max_jobs, config.max_batch_tokens, None)
+        if shared:
+            return cls(max_jobs, config.max_batch_tokens, chunk)
         decodes = min(num_decodes, config.max_batch_size)
         grown = chunk * config.max_batch_size // max(decodes, 1)
         return cls(max_jobs, config.max_batch_tokens, max(chunk, min(grown, config.max_batch_tokens - decodes)))
