@@ -168,6 +168,7 @@ class SubmitRequest(_message.Message):
     ORACLE_TOKENS_FIELD_NUMBER: _builtins.int
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     PROGRAM_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among live requests; submitting a live id again re-attaches to it (idempotent)."""
     prompt_token_ids: _builtins.bytes
@@ -184,6 +185,8 @@ class SubmitRequest(_message.Message):
     expected_output_tokens: _builtins.int
     """As in GenerateRequest."""
     program: _builtins.str
+    traceparent: _builtins.str
+    """W3C trace context of the gateway's span; empty: the request is not traced."""
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams: ...
     @_builtins.property
@@ -205,10 +208,11 @@ class SubmitRequest(_message.Message):
         oracle_tokens: _builtins.int = ...,
         expected_output_tokens: _builtins.int = ...,
         program: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered_token_ids", b"delivered_token_ids", "expected_output_tokens", b"expected_output_tokens", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "oracle_tokens", b"oracle_tokens", "priority", b"priority", "program", b"program", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered_token_ids", b"delivered_token_ids", "expected_output_tokens", b"expected_output_tokens", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "oracle_tokens", b"oracle_tokens", "priority", b"priority", "program", b"program", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
