@@ -139,6 +139,7 @@ class TestGateway:
         stop: Sequence[int] = (),
         min_tokens: int = 0,
         sampling: sampling_pb2.SamplingParams | None = None,
+        priority: int = 0,
     ) -> Answer:
         request_id = request_id or f"request-{next(self._numbers)}"
         answer = self.answers[request_id] = Answer(delivered)
@@ -150,6 +151,7 @@ class TestGateway:
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             stop_token_ids=stop,
+            priority=priority,
         )
         await self._call.write(Message(submit=submit))
         return answer
@@ -260,6 +262,10 @@ class Cluster:
 
         return accepted
 
+    async def stop_stages(self) -> None:
+        """They say goodbye to the state store, so it must still be open."""
+        await self.rig.close()
+
     async def ledger_is_clean(self) -> bool:
         state = await self.state()
         return (
@@ -270,7 +276,7 @@ class Cluster:
     async def __aexit__(self, *exc_info: object) -> None:
         async with contextlib.AsyncExitStack() as exits:
             exits.push_async_callback(self.store.close)
-            exits.push_async_callback(self.rig.close)
+            exits.push_async_callback(self.stop_stages)
             for scheduler in self.schedulers:
                 if not scheduler.task.done():
                     exits.push_async_callback(scheduler.end)

@@ -6,7 +6,7 @@ import random
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,15 @@ import pytest
 from fastserve_common.state import StateStore, membership
 from fastserve_kvstore import settings as kvstore_settings
 from fastserve_scheduler import driver, kv_link
+from fastserve_scheduler.core import CoreConfig
+from fastserve_scheduler.messages import Ready
+from fastserve_scheduler.settings import SchedulerSettings
 from fastserve_worker.backend import CopyBlock
 from fastserve_worker.fake_stage import FakeBlocks, FakeOptions, FakeStage, FakeStageServer, fake_answer
 from fastserve_worker.messages import SwapDirection, SwapOrder
 from fastserve_worker.swap import arena_map
 from fastserve_worker.swap.arena_map import HostLink
-from fastserve_worker.swap.host_slab import HostSlab
+from fastserve_worker.swap.host_slab import TRAILER_BYTES, HostSlab
 
 from .host import NODE, KvStore
 from .rig import Answer, Cluster, TestGateway, until_async
@@ -74,12 +77,19 @@ class WatchedBlocks(FakeBlocks):
             yield copy_block
 
 
+class TightSettings(SchedulerSettings):
+    """Requests displace each other however small the pool is."""
+
+    def core_config(self, stages: Sequence[Ready]) -> CoreConfig:
+        return replace(super().core_config(stages), swap_min_batches=0)
+
+
 class SwapStage(FakeStageServer):
     """Attached to the node's kvstore, as a worker process is."""
 
-    def __init__(self, store: StateStore, backend: FakeStage) -> None:
+    def __init__(self, store: StateStore, backend: FakeStage, *, checksums: bool = False) -> None:
         super().__init__(backend)
-        self._link = HostLink(store, NODE, backend.info, backend.memory.shape, checksums=False, use=self._use)
+        self._link = HostLink(store, NODE, backend.info, backend.memory.shape, checksums=checksums, use=self._use)
         self._linked: asyncio.Task[None] | None = None
 
     async def _use(self, slab: HostSlab) -> None:
@@ -100,7 +110,10 @@ class SwapStage(FakeStageServer):
 
 
 class SwapCluster(Cluster):
-    """`num_slots` 0: the node has no kvstore. On exit blocks, slots and the kvstore's ledger must be clean."""
+    """`num_slots` 0: the node has no kvstore. On exit blocks, slots and the kvstore's ledger must be clean.
+
+    `tight`: swap also in a pool of less than two running batches.
+    """
 
     def __init__(
         self,
@@ -109,30 +122,39 @@ class SwapCluster(Cluster):
         *,
         num_blocks: int,
         num_slots: int,
+        block_size: int = BLOCK_SIZE,
         options: FakeOptions | None = None,
         flags: Sequence[str] = (),
+        checksums: bool = False,
+        tight: bool = False,
     ) -> None:
         super().__init__(folder, num_stages, flags=flags)
         self.options = options or FakeOptions(iteration_ns=200_000, token_ns=1_000)
         self.num_slots = num_slots
         self.stages: list[FakeStage | None] = [None] * num_stages
         self.script = SwapScript()
-        self._num_blocks = num_blocks
-        self.kvstore = KvStore(self.url, self.store, max(1, num_slots) * BLOCK_BYTES * num_stages)
+        self._num_blocks, self._block_size = num_blocks, block_size
+        self._checksums, self._tight = checksums, tight
+        slot_bytes = 4 * block_size + (TRAILER_BYTES if checksums else 0)
+        self.kvstore = KvStore(self.url, self.store, max(1, num_slots) * slot_bytes * num_stages)
         self._exits = [contextlib.AsyncExitStack() for _ in range(num_stages)]
+
+    def settings(self, *flags: str) -> SchedulerSettings:
+        kind = TightSettings if self._tight else SchedulerSettings
+        return kind.load([*self.flags, *flags], prog="test")
 
     async def start_stage(self, stage: int, *, attached: bool = True) -> None:
         fake = FakeStage(
             stage=stage,
             num_stages=len(self.stages),
             num_blocks=self._num_blocks,
-            block_size=BLOCK_SIZE,
+            block_size=self._block_size,
             max_model_len=512,
             options=self.options,
         )
         fake.memory = WatchedBlocks(fake, self.script)
         self.stages[stage] = fake
-        served = SwapStage(self.store, fake) if attached else FakeStageServer(fake)
+        served = SwapStage(self.store, fake, checksums=self._checksums) if attached else FakeStageServer(fake)
         server = await self._exits[stage].enter_async_context(served)
         info = {"address": server.address, "incarnation": uuid.uuid4().hex}
         await self._exits[stage].enter_async_context(membership(self.store, "stage", f"stage-{stage}", info))
@@ -180,17 +202,23 @@ class SwapCluster(Cluster):
     async def nothing_is_committed(self) -> bool:
         return (await self.kvstore.status()).committed_slots == 0
 
+    async def stop_stages(self) -> None:
+        for stage in range(len(self.stages)):
+            await self.kill_stage(stage)
+        await self.kvstore.kill()
+        await super().stop_stages()
+
     async def __aexit__(self, *exc_info: object) -> None:
-        async with contextlib.AsyncExitStack() as exits:
-            exits.push_async_callback(self.kvstore.kill)
-            for stage in range(len(self.stages)):
-                exits.push_async_callback(self.kill_stage, stage)
-            self.script.release()
-            self.compute(True)
+        self.script.release()
+        self.compute(True)
+        try:
             if exc_info[0] is None and self.num_slots and not self.schedulers[-1].task.done():
                 await until_async(self.ledger_is_clean)
                 await until_async(self.nothing_is_committed)
-            await super().__aexit__(*exc_info)
+        except BaseException as error:
+            await super().__aexit__(type(error), error, error.__traceback__)
+            raise
+        await super().__aexit__(*exc_info)
 
 
 def random_swaps(rng: random.Random, num_swaps: int = 2000, longest_ns: int = 4_000_000) -> dict[int, int]:
@@ -198,8 +226,10 @@ def random_swaps(rng: random.Random, num_swaps: int = 2000, longest_ns: int = 4_
     return {swap_id: int(longest_ns * rng.random() ** 4) for swap_id in range(num_swaps)}
 
 
-async def ask(gateway: TestGateway, number: int, prompt_tokens: int, num_tokens: int) -> tuple[Answer, list[int]]:
+async def ask(
+    gateway: TestGateway, number: int, prompt_tokens: int, num_tokens: int, *, priority: int = 0
+) -> tuple[Answer, list[int]]:
     """The answer to be, and what it must become."""
     prompt = [number + 1, *range(prompt_tokens - 1)]
-    answer = await gateway.submit(prompt, num_tokens, request_id=f"{number}")
+    answer = await gateway.submit(prompt, num_tokens, request_id=f"{number}", priority=priority)
     return answer, fake_answer(prompt, num_tokens)

@@ -8,6 +8,7 @@ after the first eviction (vllm #25538, sglang #26248).
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from tests.core.support import MS, PROFILE, PerToken, config, mlfq
@@ -103,12 +104,12 @@ def test_copies_on_their_way_to_the_back_of_the_line_do_not_freeze_its_head(min_
     another one comes to the head of the line. The blocks that it needs are theirs, and they stand behind it."""
     low = [JobArrived(number, 100, 60, priority=1) for number in (1, 2, 3)]
     first, second = (JobArrived(number, 350, 2, priority=0) for number in (4, 5))
-    changes = {"policy": "fixed-priority", "kv_policy": kv_policy, "swap_min_batches": min_batches}
+    rush = partial(play, policy="fixed-priority", kv_policy=kv_policy, swap_min_batches=min_batches)
     arrivals = [(MS, event) for event in low] + [(310 * MS, first)]
-    before = play(arrivals, 200, **changes)
+    before = rush(arrivals, 200)
     assert {job_id for _, _, job_id in before.swaps(OUT)} == {1, 2, 3}, "all of them were on the host"
     coming_back_ns = before.swaps(IN)[0][1]
-    played = play([*arrivals, (coming_back_ns + 50 * MS, second)], 200, **changes)
+    played = rush([*arrivals, (coming_back_ns + 50 * MS, second)], 200)
     assert any(at_ns == coming_back_ns for _, at_ns, _ in played.swaps(IN)), "a copy was under way when it came"
     jobs = played.result.jobs
     assert [job.output_tokens for job in jobs.values()] == [60, 60, 60, 2, 2]
