@@ -133,6 +133,10 @@ def test_what_is_set_arrives() -> None:
     assert isinstance(kvstore, KvStoreSettings)
     assert (worker.kv_checksums, kvstore.lease_ttl_s) == (True, 12.5)
     assert (kvstore.host_kv_memory, kvstore.metrics_listen) == (2**22, "127.0.0.1:9101"), "fake stages need little"
+    for stage in range(2):
+        worker = parsed(by_name[f"stage-{stage}"])
+        assert isinstance(worker, WorkerSettings)
+        assert worker.metrics_listen == f"127.0.0.1:{9102 + stage}"
     assert {parsed(spec).log_level for spec in by_name.values()} == {"debug"}
     assert {parsed(spec).log_format for spec in by_name.values()} == {"json"}
 

@@ -21,6 +21,11 @@ from fastserve_scheduler.core.snapshot import take
 from fastserve_scheduler.messages import Finished, Refusal, StopReason
 from fastserve_scheduler.metrics import Metrics as SchedulerMetrics
 from fastserve_scheduler.metrics import SnapshotCollector
+from fastserve_worker.control import Stage
+from fastserve_worker.fake_stage import FakeStage
+from fastserve_worker.metrics import StageMetrics
+from fastserve_worker.runner import StageRunner
+from fastserve_worker.swap.copier import Copier
 
 #: Of every target, put there by Prometheus.
 TARGET_LABELS = frozenset({"job", "instance"})
@@ -34,6 +39,7 @@ def expositions() -> Mapping[str, bytes]:
     return {
         "fastserve-gateway": _gateway(),
         "fastserve-scheduler": asyncio.run(_scheduler()),
+        "fastserve-stage": asyncio.run(_stage()),
         "fastserve-kvstore": _kvstore(),
     }
 
@@ -72,6 +78,16 @@ async def _scheduler() -> bytes:
     metrics.finished(Finished("a", StopReason.LENGTH, 0, 1, 0))
     metrics.registry.register(SnapshotCollector(asyncio.get_running_loop(), lambda: take(core, True, 0)))
     return await asyncio.to_thread(generate_latest, metrics.registry)
+
+
+async def _stage() -> bytes:
+    metrics, runner = StageMetrics(0), StageRunner()
+    stage = Stage(FakeStage(), runner, Copier(FakeStage().memory), metrics)
+    metrics.watch(stage, runner.busy_s)
+    text = generate_latest(metrics.registry)
+    await stage.copier.close(1.0)
+    await runner.close(1.0)
+    return text
 
 
 def _kvstore() -> bytes:

@@ -7,7 +7,7 @@ import re
 
 from .exposed import TARGET_LABELS, exposed
 
-_SELECTOR = re.compile(r"\b((?:fastserve[:_]\w+)|up)\b(?!\s*\()\s*(\{[^}]*\})?")
+_SELECTOR = re.compile(r"\b((?:fastserve[:_]|process_)\w+|up)\b(?!\s*\()\s*(\{[^}]*\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
 #: Made by a function, not by a service.

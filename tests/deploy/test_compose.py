@@ -149,6 +149,7 @@ def test_prometheus_scrapes_everybody_who_counts() -> None:
     assert jobs == {
         "fastserve-gateway": [f"gateway:{gateway.port}"],
         "fastserve-scheduler": [f"scheduler:{scheduler.metrics_port}"],
+        "fastserve-stage": [f"{s.name}:{w.metrics_listen.rpartition(':')[2]}" for s, w in stages("cpu")],
         "fastserve-kvstore": [f"kvstore:{kvstore.metrics_listen.rpartition(':')[2]}"],
     }
     assert scheduler.metrics_host == "0.0.0.0"

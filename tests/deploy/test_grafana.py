@@ -19,7 +19,7 @@ GRAFANA = ROOT / "deploy/grafana"
 FILES = sorted((GRAFANA / "dashboards").glob("*.json"))
 
 #: Only ever of interest as parts of others, or told by them.
-NOT_DRAWN = re.compile(r"_(count|sum|created)$|^fastserve:request_params_")
+NOT_DRAWN = re.compile(r"_(count|sum|created)$|^fastserve:request_params_|^process_(start_time|virtual)|^python_")
 
 
 def dashboard(path: Path) -> dict[str, Any]:

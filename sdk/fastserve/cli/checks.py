@@ -24,8 +24,8 @@ def check_serve(settings: ServeSettings) -> None:
     for flag, port in (("--port", settings.port), ("--grpc-port", settings.bound_grpc_port)):
         _check_port(flag, settings.host, port)
     if settings.metrics_port:
-        _check_port("--metrics-port", "127.0.0.1", settings.metrics_port)
-        _check_port("--metrics-port", "127.0.0.1", settings.metrics_port + 1)
+        for port in range(settings.metrics_port, settings.metrics_port + 2 + settings.stages):
+            _check_port("--metrics-port", "127.0.0.1", port)
     _check_shared_memory(settings.host_kv_memory)
 
 

@@ -15,6 +15,7 @@ from fastserve_common.units import GIB, SizeBytes, format_bytes
 
 DEMO_MODEL = "smollm2-135m-instruct"
 
+MAX_PORT = 65535
 #: More stages than this on one machine is a typing mistake.
 MAX_STAGES = 64
 
@@ -127,7 +128,12 @@ class ServeSettings(EngineSettings):
     max_num_queued_tokens: int | None = Field(None, ge=1, description="prompt tokens that may wait")
 
     drain_timeout: float = Field(30.0, ge=0, description="seconds that requests get to finish at the end")
-    metrics_port: int = Field(0, ge=0, le=65534, description="scheduler's metrics here, kvstore's one above; 0: off")
+    metrics_port: int = Field(
+        0,
+        ge=0,
+        le=MAX_PORT - 1 - MAX_STAGES,
+        description="scheduler's metrics here, kvstore's one above, the stages' from two above on; 0: off",
+    )
 
     @field_validator("host_kv_memory")
     @classmethod

@@ -101,11 +101,17 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
             f"stage-{stage}",
             "stage",
             f"stage-{stage}",
-            module_argv("fastserve_worker", *shared, f"--stage={stage}"),
+            module_argv("fastserve_worker", *shared, f"--stage={stage}", *_stage_metrics(settings, stage)),
             STOP_MARGIN_S,
         )
         for stage in range(settings.stages)
     )
+
+
+def _stage_metrics(settings: EngineSettings, stage: int) -> Iterable[str]:
+    """Above the scheduler's and the kvstore's; a profile run has none."""
+    if isinstance(settings, ServeSettings) and settings.metrics_port:
+        yield f"--metrics-listen=127.0.0.1:{settings.metrics_port + 2 + stage}"
 
 
 def _kv_bytes(settings: EngineSettings, given: int) -> int:
@@ -182,6 +188,8 @@ def _common(settings: EngineSettings, state_url: str, *, listens: bool = True) -
     yield from _given(settings, "tls_cert", "tls_key", "tls_ca")
     if settings.tls_cert is not None:
         yield f"--tls-name={settings.tls_name}"
+    if settings.otlp_endpoint:
+        yield f"--otlp-endpoint={settings.otlp_endpoint}"
     if listens:
         yield "--listen=127.0.0.1:0"
 

@@ -7,7 +7,7 @@ to the scheduler ends in exactly one `finished_reason`, so `requests_accepted_to
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.samples import Sample
 
@@ -36,6 +36,7 @@ _ANSWERS = (1, 2, 5, 10, 20, 50, 100)
 class Metrics:
     def __init__(self, model_name: str, *, vllm_names: bool = False) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._labels = {"model_name": model_name}
         self._vllm_names = vllm_names
         self.accepted = self._counter("requests_accepted", "Answers sent to the scheduler")
@@ -96,7 +97,10 @@ class Metrics:
 
     def render(self) -> bytes:
         text = generate_latest(self.registry)
-        return text + text.replace(PREFIX.encode(), ALIAS_PREFIX.encode()) if self._vllm_names else text
+        if not self._vllm_names:
+            return text
+        ours = b"".join(line for line in text.splitlines(keepends=True) if PREFIX.encode() in line)
+        return text + ours.replace(PREFIX.encode(), ALIAS_PREFIX.encode())
 
     def _counter_family(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, ("model_name", *labels), registry=self.registry)

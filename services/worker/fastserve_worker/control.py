@@ -17,6 +17,7 @@ from fastserve_worker import codec
 from fastserve_worker.backend import StageBackend
 from fastserve_worker.epoch import EpochRun
 from fastserve_worker.errors import PlanError, StaleEpochError
+from fastserve_worker.meter import NO_METER, Meter
 from fastserve_worker.runner import StageRunner
 from fastserve_worker.swap.copier import Copier
 from fastserve_worker.swap.host_slab import HostSlab
@@ -68,11 +69,12 @@ class ControlSession:
 class Stage:
     """Owns the epoch. A scheduler takes the stage over by configuring a higher one."""
 
-    def __init__(self, backend: StageBackend, runner: StageRunner, copier: Copier) -> None:
+    def __init__(self, backend: StageBackend, runner: StageRunner, copier: Copier, meter: Meter = NO_METER) -> None:
         self.info = backend.info
         self.copier = copier
         self._backend = backend
         self._runner = runner
+        self._meter = meter
         self._host: HostSlab | None = None
         self._epoch = 0
         self._session: ControlSession | None = None
@@ -85,6 +87,11 @@ class Stage:
     @property
     def epoch(self) -> int:
         return self._epoch
+
+    @property
+    def host(self) -> HostSlab | None:
+        """What it swaps with; None: nothing."""
+        return self._host
 
     async def configure(self, order: stage_pb2.Configure, session: ControlSession) -> None:
         """Drop everything older, then answer StageReady: by then nothing older computes here any more.
@@ -109,6 +116,7 @@ class Stage:
                 host=lambda: self._host,
                 next_address=order.next_stage_address,
                 report=session.send,
+                meter=self._meter,
             )
             session.send(codec.ready(order.epoch, self.info, self._host))
         async with self._configured:

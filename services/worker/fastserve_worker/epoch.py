@@ -15,6 +15,7 @@ from fastserve_worker.backend import StageBackend
 from fastserve_worker.errors import PlanError
 from fastserve_worker.forward import ForwardLink
 from fastserve_worker.messages import Activations, Computed, Plan
+from fastserve_worker.meter import NO_METER, Meter
 from fastserve_worker.runner import StageRunner
 from fastserve_worker.swap.copier import Copier, Copy
 from fastserve_worker.swap.host_slab import HostSlab
@@ -47,6 +48,7 @@ class EpochRun:
         host: Callable[[], HostSlab | None],
         next_address: str,
         report: Report,
+        meter: Meter = NO_METER,
     ) -> None:
         """`host` gives the slab that a plan's slots are in, at the time when it comes."""
         self.epoch = epoch
@@ -58,6 +60,7 @@ class EpochRun:
         self._copier = copier
         self._host = host
         self._report = report
+        self._meter = meter
         self._failure = ""
         self._last_seq = -1
         self._in_flight = 0
@@ -107,6 +110,8 @@ class EpochRun:
         """End the run and tell the scheduler. `seq` 0: no single plan is to blame."""
         log.warning("stage fault: %s", message, extra={"seq": seq, "epoch": self.epoch})
         self._swaps.stop()
+        if not self._failure:
+            self._meter.faulted()
         self._failure = self._failure or message
         self._report(codec.fault(seq, self.epoch, message))
 
@@ -174,7 +179,9 @@ class EpochRun:
         wait_ns = copies.wait()
         self._copier.blocked_ns += wait_ns
         begin_ns = time.monotonic_ns()
-        return Computed(self._backend.run(plan, activations), begin_ns, wait_ns)
+        output = self._backend.run(plan, activations)
+        self._meter.computed(plan, output.compute_ns, wait_ns)
+        return Computed(output, begin_ns, wait_ns)
 
     def _count_computed(self, future: "asyncio.Future[Computed]") -> None:
         if not future.cancelled() and future.exception() is None:
@@ -207,7 +214,9 @@ class EpochRun:
         if self._link:
             shape = (plan.num_tokens, self._info.hidden_size)
             activations = Activations(self._info.hidden_dtype, shape, output.hidden, total_ns)
+            begin_ns = time.perf_counter_ns()
             await self._link.send_activations(plan.seq, activations)
+            self._meter.sent(time.perf_counter_ns() - begin_ns)
         self._report(codec.report(plan, self._info, computed, total_ns))
 
 

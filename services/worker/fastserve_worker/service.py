@@ -17,6 +17,8 @@ from fastserve_worker.control import ControlSession, Stage
 from fastserve_worker.epoch import EpochRun
 from fastserve_worker.errors import PlanError
 from fastserve_worker.messages import StageInfo
+from fastserve_worker.meter import NO_METER
+from fastserve_worker.metrics import StageMetrics
 from fastserve_worker.runner import StageRunner
 from fastserve_worker.swap.copier import Copier
 from fastserve_worker.swap.host_slab import HostSlab
@@ -118,9 +120,13 @@ class StageServer:
     """Listens from the start, so that health is answered while the model loads; serves from `load` on."""
 
     def __init__(
-        self, stall_timeout_s: float = math.inf, make_session: Callable[[], ControlSession] = ControlSession
+        self,
+        stall_timeout_s: float = math.inf,
+        make_session: Callable[[], ControlSession] = ControlSession,
+        metrics: StageMetrics | None = None,
     ) -> None:
         """`stall_timeout_s`: an iteration that takes longer means that this process is stuck."""
+        self._metrics = metrics
         self._stall_timeout_s = stall_timeout_s
         self._watch: asyncio.Task[None] | None = None
         self._service = StageService(make_session)
@@ -142,7 +148,10 @@ class StageServer:
     async def load(self, make_backend: Callable[[], StageBackend]) -> StageInfo:
         """Make the backend on the stage's thread, then serve it. Raises what `make_backend` raises."""
         backend = await self._runner.submit(make_backend)
-        self._service.stage = Stage(backend, self._runner, Copier(backend.memory))
+        stage = Stage(backend, self._runner, Copier(backend.memory), self._metrics or NO_METER)
+        if self._metrics is not None:
+            self._metrics.watch(stage, self._runner.busy_s)
+        self._service.stage = stage
         await self._server.set_serving(True)
         self._watch = asyncio.create_task(self._watch_progress(), name="progress")
         return backend.info
@@ -184,9 +193,10 @@ async def serve_in_process(
     stall_timeout_s: float = math.inf,
     host: HostSlab | None = None,
     make_session: Callable[[], ControlSession] = ControlSession,
+    metrics: StageMetrics | None = None,
 ) -> AsyncIterator[tuple[Stage, str]]:
     """A stage served on a loopback port, and its address; for tests and demonstrations. `host`: what it swaps with."""
-    server = StageServer(stall_timeout_s, make_session)
+    server = StageServer(stall_timeout_s, make_session, metrics)
     port = await server.start("127.0.0.1:0")
     try:
         await server.load(lambda: backend)

@@ -47,6 +47,7 @@ class WorkerSettings(ClusterSettings):
     stall_timeout: float = Field(
         600.0, gt=0, description="seconds after which an iteration that does not end makes this process unhealthy"
     )
+    metrics_listen: str = Field("", description="HOST:PORT of the Prometheus endpoint; empty: none")
     fake: bool = Field(False, description="serve known tokens without a model, to try the system out")
     fake_iteration_ms: float = Field(0.0, ge=0, description="with --fake: time of an iteration")
     fake_token_us: float = Field(0.0, ge=0, description="with --fake: additional time per token of an iteration")

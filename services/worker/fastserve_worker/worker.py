@@ -7,10 +7,12 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Callable
 
+from fastserve_common.metrics import metrics_endpoint
 from fastserve_common.state import StateError, StateStore, membership, open_state
 from fastserve_worker.backend import StageBackend
 from fastserve_worker.fake_stage import FakeOptions, FakeStage
 from fastserve_worker.messages import StageInfo
+from fastserve_worker.metrics import StageMetrics
 from fastserve_worker.service import StageServer
 from fastserve_worker.settings import WorkerSettings
 from fastserve_worker.sizing import count_blocks
@@ -41,16 +43,18 @@ async def run_worker(settings: WorkerSettings, stop: asyncio.Event) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         store = open_state(settings.state)
-        server = StageServer(settings.stall_timeout)
+        metrics = StageMetrics(settings.stage)
+        server = StageServer(settings.stall_timeout, metrics=metrics)
         port = await server.start(settings.listen)
     except (ValueError, OSError) as error:
         log.error("%s", error)
         return EXIT_SETTINGS
     try:
-        info = await _load(server, settings, stop)
-        if info is not None:
-            async with _host_memory(store, server, settings):
-                await _serve(store, info, settings.address(port), stop)
+        with metrics_endpoint(settings.metrics_listen, metrics.registry):
+            info = await _load(server, settings, stop)
+            if info is not None:
+                async with _host_memory(store, server, settings):
+                    await _serve(store, info, settings.address(port), stop)
     except ValueError as error:  # SettingsError, UnsupportedModelError
         log.error("%s", error)
         return EXIT_SETTINGS

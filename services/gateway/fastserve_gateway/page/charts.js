@@ -37,11 +37,12 @@ const BOTTOM = 18;
 
 /**
  * Lines over the last `spanS` seconds. `lines`: {kind, points: [[time_s, value or null]]}; `show` makes a label of a
- * value. Nothing measured is a gap, not a zero.
+ * value, whose units are `base` apart. Nothing measured is a gap, not a zero. Returns the label of the top line.
  */
-export function drawLines(svg, lines, nowS, spanS, show) {
-  const values = lines.flatMap((line) => line.points.map(([, value]) => value ?? 0));
-  const top = nice(Math.max(0, ...values));
+export function drawLines(svg, lines, nowS, spanS, show, base = 1000) {
+  const most = Math.max(0, ...lines.flatMap((line) => line.points.map(([, value]) => value ?? 0)));
+  const unit = base ** Math.max(0, Math.floor(Math.log(Math.max(1, most)) / Math.log(base)));
+  const top = unit * nice(most / unit);
   const x = (timeS) => WIDTH - ((nowS - timeS) / spanS) * WIDTH;
   const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
   svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);

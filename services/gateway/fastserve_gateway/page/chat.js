@@ -109,8 +109,8 @@ function show(answer, said) {
 }
 
 function summary(tokens, firstMs, allMs) {
-  const rate = firstMs !== null && tokens > 1 ? ` · ${whole((tokens - 1) / ((allMs - firstMs) / 1000))} tokens/s` : "";
-  return `${whole(tokens)} tokens · first after ${seconds(firstMs === null ? null : firstMs / 1000)}${rate}`;
+  const first = firstMs === null ? "" : `, the first after ${seconds(firstMs / 1000)}`;
+  return `${whole(tokens)} tokens in ${seconds(allMs / 1000)}${first}`;
 }
 
 async function problem(response) {

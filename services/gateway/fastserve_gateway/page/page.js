@@ -136,7 +136,7 @@ function drawRates(nowS) {
   put("swap-out", perS(latest(out), (value) => `${bytes(value)}/s`));
   put("swap-in", perS(latest(into), (value) => `${bytes(value)}/s`));
   const showBytes = (value) => `${bytes(value)}/s`;
-  label("swap-chart", "Swap traffic", drawLines($("swap-chart"), [{ kind: "out", points: out }, { kind: "in", points: into }], nowS, SHOWN_S, showBytes));
+  label("swap-chart", "Swap traffic", drawLines($("swap-chart"), [{ kind: "out", points: out }, { kind: "in", points: into }], nowS, SHOWN_S, showBytes, 1024));
   label("token-chart", "Tokens per second", drawLines($("token-chart"), [{ kind: "running", points: tokens }], nowS, SHOWN_S, whole));
 }
 
