@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fastserve_common.load.lengths import SHAREGPT
 from fastserve_common.load.traces import TraceError
 from fastserve_scheduler.sim import arrivals
 from fastserve_scheduler.sim.arrivals import Rates, Request, Trace, fixed_lengths
+from fastserve_scheduler.sim.callers import Callers
 from fastserve_scheduler.sim.fleet import Fleet
 from fastserve_scheduler.sim.programs import Programs
 
@@ -180,3 +182,19 @@ def test_saturation_is_everybody_at_once() -> None:
     found = list(arrivals.at_once(5, lambda rng: (rng.randrange(1, 9), 2), 1))
     assert [r.at_ns for r in found] == [0] * 5
     assert len({r.prompt_tokens for r in found}) > 1
+
+
+def test_callers_say_what_they_know_and_always_the_same() -> None:
+    request = Request(5, 10, 20)
+    assert Callers(1).says(request) == replace(request, max_output_tokens=20)
+    assert Callers(1, room=100).says(request).max_output_tokens == 90
+    assert Callers(1, room=25).says(request).max_output_tokens == 20
+    hinting = Callers(1, room=10**6, hint_error=0.7)
+    assert hinting.says(request) == hinting.says(request)
+    hints = [hinting.says(Request(n, 10, 20)).expected_output_tokens for n in range(4000)]
+    logs = [math.log(hint / 20) for hint in hints]
+    assert stats.mean(logs) == pytest.approx(0, abs=0.05)
+    assert stats.std(logs) == pytest.approx(0.7, rel=0.06)
+    # The calls of a program are known by their number: when they come depends on the policy.
+    late, early = (replace(request, at_ns=at_ns, program="p", call=2) for at_ns in (9, 1))
+    assert hinting.says(late).expected_output_tokens == hinting.says(early).expected_output_tokens

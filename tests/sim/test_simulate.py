@@ -10,8 +10,9 @@ import pytest
 from fastserve.bench.metrics import Outcome, Run
 from fastserve.bench.result import Setup, to_result
 from fastserve.bench.runner import Measured
+from fastserve_scheduler.core.events import JobArrived
 from fastserve_scheduler.core.profile import Profile
-from fastserve_scheduler.journal import replay
+from fastserve_scheduler.journal import read_entries, replay
 from fastserve_scheduler.profiler import ProfileKey, ProfileStore
 from fastserve_scheduler.settings import SchedulerSettings
 from fastserve_scheduler.simulate import command
@@ -101,6 +102,19 @@ def test_a_trace_is_played_in_its_window_at_the_rate_that_was_asked_for(tmp_path
     )
     assert found["input_lens"] == [min(110 + n, 125) for n in range(20)]
     assert found["start_times"] == pytest.approx([n * 0.5 for n in range(20)])
+
+
+def test_limits_tell_nothing_unless_they_are_asked_to(tmp_path: Path) -> None:
+    outputs = []
+    for flags in ((), ("--limits=exact",), ("--hint-error=0.5",)):
+        found = result_of(tmp_path, *flags, f"--record={tmp_path / 'journal'}", "--detailed", "--num-requests=8")
+        outputs.append(found["output_lens"])
+        events = [entry.event for entry in read_entries(tmp_path / "journal")]
+        arrived = [event for event in events if isinstance(event, JobArrived)]
+        exact = [event.max_output_tokens for event in arrived] == found["output_lens"]
+        assert exact is ("--limits=exact" in flags)
+        assert all(event.expected_output_tokens > 0 for event in arrived) is ("--hint-error=0.5" in flags)
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 def test_a_share_of_capacity_is_measured_first(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def _setup(settings: SimulateSettings, name: str, load: Load, policy: str, outco
         "router": settings.router,
         "lengths": settings.trace_format if settings.trace is not None else settings.lengths,
         "capacity": load.capacity,
+        "limits": settings.limits,
+        "hint_error": settings.hint_error,
         "kv_policy": outcome.plant.config.kv_policy,
         "max_num_seqs": settings.max_num_seqs,
         "seed": settings.seed,

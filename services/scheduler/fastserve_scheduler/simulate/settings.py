@@ -94,6 +94,10 @@ class SimulateSettings(SchedulerSettings):
     period: float = Field(86_400.0, gt=0, description="--workload diurnal: seconds of a day")
     mean_calls: float = Field(4.0, ge=1, description="--workload programs: calls of one")
     think_time: float = Field(1.0, ge=0, description="--workload programs: mean seconds between answer and next call")
+    limits: Literal["unknown", "exact"] = Field(
+        "unknown", description="max_tokens of the callers: all there is room for, or the answer's true length"
+    )
+    hint_error: float | None = Field(None, ge=0, description="callers send hints with this deviation of the logarithm")
     num_requests: int = Field(1000, ge=1, description="requests (programs) that arrive at most")
     duration: float | None = Field(None, gt=0, description="seconds after which no more arrive")
     seed: int = Field(0, description="of everything drawn")

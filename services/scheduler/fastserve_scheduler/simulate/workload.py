@@ -11,6 +11,7 @@ from fastserve_common.load.traces import TraceError
 from fastserve_common.settings import SettingsError
 from fastserve_scheduler.sim import arrivals, study
 from fastserve_scheduler.sim.arrivals import DrawLengths, Rates, Request, Trace
+from fastserve_scheduler.sim.callers import Callers
 from fastserve_scheduler.sim.fleet import FollowUp, Plant
 from fastserve_scheduler.sim.programs import Programs
 from fastserve_scheduler.simulate.settings import DEFAULT_LOAD, SimulateSettings
@@ -46,10 +47,23 @@ def choose_load(settings: SimulateSettings, plant: Plant) -> Load:
 def requests(settings: SimulateSettings, plant: Plant, load: Load) -> tuple[Iterator[Request], FollowUp | None]:
     """Lazily, and what follows from their answers. Drawn anew at each call: equal for every policy."""
     source, follow_up = _source(settings, plant, load)
+    room = min(plant.config.max_model_len, plant.num_blocks * plant.config.block_size)
+    callers = Callers(settings.seed, room if settings.limits == "unknown" else None, settings.hint_error)
+    source = map(callers.says, source)
     if settings.duration is not None:
         end_ns = round(settings.duration * _S)
         source = itertools.takewhile(lambda request: request.at_ns <= end_ns, source)
+    if follow_up is not None:
+        follow_up = _said_by(callers, follow_up)
     return itertools.islice(source, settings.num_requests), follow_up
+
+
+def _said_by(callers: Callers, follow_up: FollowUp) -> FollowUp:
+    def following(request: Request, now_ns: int) -> Request | None:
+        found = follow_up(request, now_ns)
+        return None if found is None else callers.says(found)
+
+    return following
 
 
 def _source(settings: SimulateSettings, plant: Plant, load: Load) -> tuple[Iterator[Request], FollowUp | None]:
