@@ -45,6 +45,8 @@ class SwapScript:
     """What copies there were, and which ones wait. One for all lives of all stages."""
 
     begun: list[SwapOrder] = field(default_factory=list)
+    #: The request that a test is about, by its number in the core; "it".
+    it: int = 1
     #: Copies of this job in this direction wait at their beginning.
     held: tuple[int, SwapDirection] | None = None
     let_go: threading.Event = field(default_factory=threading.Event)
