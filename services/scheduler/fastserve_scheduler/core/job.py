@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from fastserve_scheduler.core.blocks import BlockTable
+from fastserve_scheduler.core.events import JobArrived
 from fastserve_scheduler.core.host import HostCopy
 from fastserve_scheduler.core.kv_state import KvState
 
@@ -76,6 +77,21 @@ class Job:
     # Written by the wait clock alone.
     ran_ns: int = 0
     clock_ns: int = 0
+
+    @classmethod
+    def of(cls, event: JobArrived, service_class: str, now_ns: int) -> "Job":
+        return cls(
+            job_id=event.job_id,
+            prompt_tokens=event.prompt_tokens,
+            max_output_tokens=event.max_output_tokens,
+            service_class=service_class,
+            priority=event.priority,
+            oracle_output_tokens=event.oracle_output_tokens or event.max_output_tokens,
+            expected_output_tokens=event.expected_output_tokens,
+            program=event.program,
+            arrived_ns=now_ns,
+            generated=event.output_tokens,
+        )
 
     @property
     def known_tokens(self) -> int:

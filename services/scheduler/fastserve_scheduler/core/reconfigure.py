@@ -27,7 +27,28 @@ def check_change(before: CoreConfig, after: CoreConfig) -> None:
             raise ValueError(f"{name} cannot be changed while jobs run: it is {getattr(before, name)!r}")
 
 
-def requeue(core: SchedulerCore) -> None:
+def reconfigure(core: SchedulerCore, config: CoreConfig) -> None:
+    """Raises ValueError, and changes nothing, for a change that cannot be made under running jobs."""
+    check_change(core.config, config)
+    waiting = core.line.jobs()
+    for job in waiting:
+        core.line.take(job)
+    another_policy = config.policy != core.config.policy
+    core.config = config
+    core.clock.set_alpha(config.mlfq.alpha_ns)
+    if another_policy:
+        core.order = core.make_order()
+        core.order.now_ns = core.now_ns
+        core.rescue.rewire(core.order)
+        _requeue(core)
+    else:
+        core.order.reconfigure(config)
+    core.wire(core.memory.rewired(config, core.order, core.clock))
+    for job in waiting:
+        core.line.put(job)
+
+
+def _requeue(core: SchedulerCore) -> None:
     """All jobs join the core's new order. None is in line; those in flight join too, and run on."""
     for job in sorted(core.jobs.values(), key=_old_place):
         had_ticket, job.ticket = job.ticket, False

@@ -32,7 +32,7 @@ from fastserve_scheduler.core.memory import Memory
 from fastserve_scheduler.core.policies import POLICIES, Order
 from fastserve_scheduler.core.prediction import Predictor
 from fastserve_scheduler.core.profile import Profile
-from fastserve_scheduler.core.reconfigure import check_change, requeue
+from fastserve_scheduler.core.reconfigure import reconfigure
 from fastserve_scheduler.core.rescue import Rescue
 from fastserve_scheduler.core.snapshot import Counters, Snapshot, take
 from fastserve_scheduler.core.wait_clock import WaitClock
@@ -56,10 +56,10 @@ class SchedulerCore:
         self.counters = Counters()
         self.predictor = Predictor(profile)
         self.lengths = Lengths()
-        self.order = self._make_order()
+        self.order = self.make_order()
         self.clock = WaitClock(config.mlfq.alpha_ns, config.service_classes)
         self._history = History()
-        self._wire(Memory.of(config, profile, self.order, self.clock, self._history))
+        self.wire(Memory.of(config, profile, self.order, self.clock, self._history))
         self.rescue = Rescue(self.order, self.clock, self.tiers, self.record)
         self.due_clock = DueClock()
         self.num_flying = 0
@@ -71,12 +71,13 @@ class SchedulerCore:
         self._next_seq = 0
         self._now_ns = 0
 
-    def _make_order(self) -> Order:
+    def make_order(self) -> Order:
+        """The configured policy's order, empty."""
         return POLICIES[self.config.policy](self.config, self.predictor, self.lengths)
 
-    def _wire(self, memory: Memory) -> None:
+    def wire(self, memory: Memory) -> None:
         """Put together what the configuration and the order decide; jobs are put in line elsewhere."""
-        self._memory = memory
+        self.memory = memory
         self.pool, self.line, self.tiers, self.enst = memory.pool, memory.line, memory.tiers, memory.enst
         self._appetite = memory.appetite
         self._former = BatchFormer(self.config, self.order, self.line, self.tiers, memory.kv)
@@ -142,18 +143,7 @@ class SchedulerCore:
             out.append(refusal)
             return
         self.counters.accepted += 1
-        job = Job(
-            job_id=event.job_id,
-            prompt_tokens=event.prompt_tokens,
-            max_output_tokens=event.max_output_tokens,
-            service_class=self.clock.class_of(event.service_class),
-            priority=event.priority,
-            oracle_output_tokens=event.oracle_output_tokens or event.max_output_tokens,
-            expected_output_tokens=event.expected_output_tokens,
-            program=event.program,
-            arrived_ns=self._now_ns,
-            generated=event.output_tokens,
-        )
+        job = Job.of(event, self.clock.class_of(event.service_class), self._now_ns)
         self.jobs[job.job_id] = job
         job.first_ns = self.predictor.first_iteration_ns(job.known_tokens)
         self.unstarted_ns += job.first_ns
@@ -248,26 +238,7 @@ class SchedulerCore:
                 self.predictor.update(profile)
                 self.order.retime()
             case ConfigChanged(config):
-                self._config_changed(config)
-
-    def _config_changed(self, config: CoreConfig) -> None:
-        check_change(self.config, config)
-        waiting = self.line.jobs()
-        for job in waiting:
-            self.line.take(job)
-        another_policy = config.policy != self.config.policy
-        self.config = config
-        self.clock.set_alpha(config.mlfq.alpha_ns)
-        if another_policy:
-            self.order = self._make_order()
-            self.order.now_ns = self._now_ns
-            self.rescue.rewire(self.order)
-            requeue(self)
-        else:
-            self.order.reconfigure(config)
-        self._wire(self._memory.rewired(config, self.order, self.clock))
-        for job in waiting:
-            self.line.put(job)
+                reconfigure(self, config)
 
     def _host_event(self, event: HostSlotsGranted | HostStoreDown | SwapDone) -> None:
         match event:
