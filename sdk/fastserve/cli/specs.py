@@ -188,6 +188,8 @@ def _common(settings: EngineSettings, state_url: str, *, listens: bool = True) -
     yield from _given(settings, "tls_cert", "tls_key", "tls_ca")
     if settings.tls_cert is not None:
         yield f"--tls-name={settings.tls_name}"
+    if settings.otlp_endpoint:
+        yield f"--otlp-endpoint={settings.otlp_endpoint}"
     if listens:
         yield "--listen=127.0.0.1:0"
 

@@ -28,6 +28,9 @@ class ClusterSettings(Settings):
     tls_key: Path | None = Field(None, description="its private key (PEM)")
     tls_ca: Path | None = Field(None, description="authority (PEM) that other services' certificates must be signed by")
     tls_name: str = Field(DEFAULT_NAME, min_length=1, description="DNS name in the certificates of all services")
+    otlp_endpoint: str = Field(
+        "", description="send traces to this OTLP gRPC collector, http(s)://host:4317 (default: $OTEL_EXPORTER_OTLP_*)"
+    )
 
     @field_validator("tls_cert", "tls_key", "tls_ca", mode="before")
     @classmethod

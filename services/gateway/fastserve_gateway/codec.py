@@ -72,6 +72,7 @@ def submit_to_wire(submission: Submission, received: Ids) -> scheduler_pb2.Gatew
         min_tokens=submission.min_tokens,
         stop_token_ids=sorted(submission.stop_token_ids),
         priority=submission.priority,
+        traceparent=submission.traceparent,
         expected_output_tokens=submission.expected_output_tokens,
         program=submission.program,
     )

@@ -8,6 +8,7 @@ from fastserve_common.logs import setup_logs
 from fastserve_common.settings import SettingsError
 from fastserve_common.state import StateError
 from fastserve_common.tls import adopt_identity
+from fastserve_common.tracing import close_tracing, setup_tracing
 from fastserve_scheduler import app, profile_only
 from fastserve_scheduler.settings import SchedulerSettings
 
@@ -18,6 +19,7 @@ def main(argv: list[str]) -> int:
     try:
         settings = SchedulerSettings.load(argv, prog="fastserve-scheduler")
         adopt_identity(settings)
+        setup_tracing("scheduler", settings.otlp_endpoint)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USAGE
@@ -35,6 +37,8 @@ def main(argv: list[str]) -> int:
     except (StateError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_FAILED
+    finally:
+        close_tracing()
 
 
 if __name__ == "__main__":

@@ -103,6 +103,7 @@ def _submit_from_pb(pb: scheduler_pb2.SubmitRequest) -> Submit:
         oracle_tokens=pb.oracle_tokens,
         expected_output_tokens=pb.expected_output_tokens,
         program=pb.program,
+        traceparent=pb.traceparent,
     )
 
 

@@ -62,6 +62,7 @@ from fastserve_scheduler.settings import SchedulerSettings
 from fastserve_scheduler.swap_watch import SwapWatch
 from fastserve_scheduler.timeline import Timeline
 from fastserve_scheduler.timers import Timers
+from fastserve_scheduler.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -269,6 +270,7 @@ class Driver:
             metrics=self._metrics,
             journal=journal,
             timeline=None if settings.timeline is None else Timeline(settings.timeline, settings.timeline_spans),
+            traces=Traces.of_process(settings.num_stages, self._clock_ns),
             check=settings.check,
         )
         self._resume(self.runner, stages)

@@ -50,6 +50,8 @@ class Submit:
     oracle_tokens: int = 0
     expected_output_tokens: int = 0
     program: str = ""
+    #: Trace context of the gateway's span; "": it is not traced.
+    traceparent: str = ""
 
 
 class CancelReason(StrEnum):

@@ -53,6 +53,7 @@ from fastserve_scheduler.metrics import Metrics
 from fastserve_scheduler.sessions import Link, Sessions
 from fastserve_scheduler.swap_watch import SwapWatch
 from fastserve_scheduler.timeline import Timeline
+from fastserve_scheduler.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Runner:
     metrics: Metrics
     journal: JournalWriter | None = None
     timeline: Timeline | None = None
+    traces: Traces | None = None
     #: Prove the core's invariants after every event.
     check: bool = False
     #: Epoch of the joined round, as the stages know it; None while there is none.
@@ -168,6 +170,8 @@ class Runner:
                 heard_ns=self.progress_ns,
             )
         self.swaps.computed(report.stage, report.seq, self.progress_ns)
+        if self.traces is not None:
+            self.traces.computed(report.stage, report.seq, report.compute_ns, self.progress_ns)
         if part is None:
             return
         stopped = self.sessions.apply(part.items, report)
@@ -252,8 +256,11 @@ class Runner:
 
     def submit(self, submit: Submit, link: Link) -> None:
         arrived = self.sessions.open(submit, link)
-        if arrived is not None:
-            self._feed(arrived)
+        if arrived is None:
+            return
+        if self.traces is not None and submit.traceparent:
+            self.traces.opened(arrived.job_id, submit.request_id, submit.traceparent, self.clock_ns())
+        self._feed(arrived)
 
     def cancel(self, cancel: Cancel, link: Link) -> None:
         job_id = self.sessions.cancel(cancel, link)
@@ -280,6 +287,8 @@ class Runner:
             self.core.check()
         if self.journal is not None:
             self.journal.record(now_ns, event, commands)
+        if self.traces is not None:
+            self.traces.record(now_ns, event, commands)
         for command in commands:
             self._carry_out(command)
         self._dispatch()
@@ -295,6 +304,8 @@ class Runner:
             case RejectJob(job_id, refused, retry_after_ns, limit):
                 refusal, text = _REFUSALS[refused]
                 self.sessions.reject(job_id, refusal, text.format(limit), -(-retry_after_ns // _NS_PER_MS))
+                if self.traces is not None:
+                    self.traces.refused(job_id, refusal.value, self.clock_ns())
             case RaiseEpoch():
                 if self.wire_epoch is not None:
                     self.wire_epoch = None
@@ -320,6 +331,8 @@ class Runner:
         if len(self.flights) and self.flights.oldest() is None:
             self.progress_ns = self.clock_ns()
         for part in self.flights.departures():
+            if self.traces is not None:
+                self.traces.sent(part.seq, part.items)
             self.stages.send_plan(self._wire_plan(part, self.wire_epoch))
 
     def _wire_plan(self, part: Part, wire_epoch: int) -> WirePlan:

@@ -127,6 +127,8 @@ class Submission:
     priority: int
     #: Every token comes with its log-probability.
     logprobs: bool
+    #: W3C trace context of the request's span; "": not traced.
+    traceparent: str = ""
     #: The caller's guess of the answer's length; 0: none.
     expected_output_tokens: int = 0
     program: str = ""

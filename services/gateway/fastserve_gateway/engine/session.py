@@ -31,6 +31,7 @@ from fastserve_gateway.engine.events import (
 )
 from fastserve_gateway.engine.link import SchedulerLink
 from fastserve_gateway.engine.sequence import Sequence
+from fastserve_gateway.engine.span import RequestSpan
 from fastserve_gateway.metrics import Metrics
 from fastserve_gateway.request import GenerationRequest
 from fastserve_gateway.text.answer import AnswerText
@@ -65,6 +66,7 @@ class Session:
         self._max_buffered_tokens = max_buffered_tokens
         self._timeout_s = timeout_s
         self._on_close = on_close
+        self._span = RequestSpan.begin(request)
         self._answers: list[Answer] = []
         self._inbox: deque[tuple[Answer, AnswerEvent]] = deque()
         self._buffered_tokens = 0
@@ -93,6 +95,8 @@ class Session:
         self._close()
 
     def _close(self) -> None:
+        aborted = "" if self._failure is None and not self.num_open else "the caller left"
+        self._span.end(self.usage, self._failure.message if self._failure is not None else aborted)
         self._cancel_open("abort")
         if self._timer is not None:
             self._timer.cancel()
@@ -117,6 +121,7 @@ class Session:
             priority=request.priority,
             expected_output_tokens=request.expected_output_tokens,
             program=request.program,
+            traceparent=self._span.traceparent,
             logprobs=request.sampling.logprobs is not None,
         )
         scanner = StopScanner(request.stops, include_stop=request.include_stop) if request.stops else None
@@ -212,6 +217,7 @@ class Session:
                 return None
 
     def _tokens(self, answer: Answer, event: TokensArrived) -> Delta:
+        self._span.token()
         before = answer.num_tokens
         delta = answer.push(event)
         self.usage.completion_tokens += answer.num_tokens - before

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastserve_common.errors import FastServeError, UnauthenticatedError
+from fastserve_common.tracing import TRACEPARENT, incoming
 from fastserve_gateway.http.errors import (
     HttpStatusError,
     PayloadTooLargeError,
@@ -51,6 +52,7 @@ class Observe:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(REQUEST_ID_HEADER)
         scope.setdefault("state", {})[REQUEST_ID] = given
+        incoming.set(Headers(scope=scope).get(TRACEPARENT, ""))
         shown = given if given and len(given) <= MAX_REQUEST_ID_CHARS and given.isascii() else uuid.uuid4().hex
         path = scope["path"] if scope["path"] in self._paths else "other"
 

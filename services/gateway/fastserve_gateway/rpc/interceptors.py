@@ -8,6 +8,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from fastserve_common.errors import FastServeError, InvalidArgumentError, UnauthenticatedError
+from fastserve_common.tracing import TRACEPARENT, incoming
 from fastserve_gateway.keys import KeyCheck
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -30,7 +31,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = str(handler_call_details.method)
         if not method.startswith(OPEN_METHODS):
-            value = dict(handler_call_details.invocation_metadata or ()).get("authorization")
+            metadata = dict(handler_call_details.invocation_metadata or ())
+            incoming.set(str(metadata.get(TRACEPARENT, "")))
+            value = metadata.get("authorization")
             try:
                 self._keys.check(value if isinstance(value, str) else None)
             except UnauthenticatedError as error:
