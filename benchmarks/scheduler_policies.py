@@ -121,8 +121,13 @@ WORKLOADS: dict[str, Workload] = {
     "agents": lambda data, *rest: agents(*rest),
 }
 STABLE_JOBS = {
-    "sharegpt": 1200, "alpaca": 4000, "azure conv": 1500, "azure code": 4000, "bursts": 1200, "agents": 4000
-}  # fmt: skip
+    "sharegpt": 500,
+    "alpaca": 1500,
+    "azure conv": 600,
+    "azure code": 1500,
+    "bursts": 500,
+    "agents": 1500,
+}
 
 
 def play(variant: Variant, load: Load, seed: int, chunk: int) -> Finished:

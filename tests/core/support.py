@@ -29,7 +29,15 @@ class PerToken:
 
 
 def config(**changes: object) -> CoreConfig:
-    base = CoreConfig(num_stages=1, block_size=4, max_batch_size=2, max_batch_tokens=1000, max_model_len=1000)
+    """The paper's policy, unless another one is asked for."""
+    base = CoreConfig(
+        num_stages=1,
+        block_size=4,
+        max_batch_size=2,
+        max_batch_tokens=1000,
+        max_model_len=1000,
+        policy="skip-join-mlfq",
+    )
     return replace(base, **changes)  # type: ignore[arg-type]  # field names checked by the dataclass itself
 
 

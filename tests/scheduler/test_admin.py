@@ -44,7 +44,7 @@ async def test_settings_change_under_streams_and_the_journal_replays(
             changed = await update(cluster, policy="skip-join-mlfq", quantum_ratio=4, max_num_seqs=8)
         assert (changed.revision, changed.config.max_num_seqs, changed.config.alpha_ms) == (3, 8, 50.0)
         said = [record for record in caplog.records if record.name == "fastserve.audit"]
-        assert [record.__dict__["changes"] for record in said][1] == {"policy": "skip-join-mlfq -> fcfs"}
+        assert [record.__dict__["changes"] for record in said][1] == {"policy": "predicted -> fcfs"}
         assert all(record.__dict__["reason"] == "test" and record.__dict__["peer"] for record in said)
         for n, answer in enumerate(answers):
             assert (await answer.done()).ids == oracle([n, *PROMPT], 120)
@@ -117,7 +117,7 @@ async def test_the_command_shows_and_sets(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster:
         await cluster.gateway()
         before = await say(cluster, "get")
-        assert "policy=skip-join-mlfq" in before
+        assert "policy=predicted" in before
         assert "alpha_ms=10000" in before
         assert before[-1] == "# accepting requests, as started"
         assert "alpha_ms=250" in await say(cluster, "set", "alpha-ms=250", "max_num_seqs=5")

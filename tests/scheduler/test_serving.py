@@ -201,7 +201,7 @@ async def test_state_shows_the_cluster(tmp_path: Path) -> None:
         gateway = await cluster.gateway()
         await gateway.ask([1, 2, 3], 5)
         state = await cluster.state()
-        assert state.policy == "skip-join-mlfq"
+        assert state.policy == "predicted"
         assert [stage.up for stage in state.stages] == [True, True]
         assert [stage.last_iteration_ns for stage in state.stages] == [1_000_000, 1_000_000]
         assert state.device_blocks_total == 256

@@ -26,8 +26,11 @@ MANY = 128
 #: By time slices, as in service; and by turns: who waits at all goes before who runs, so that a request that has taken
 #: a token gives way to the next, and its KV leaves at any position.
 WAYS = {
-    "slices": ("--alpha-ms", "30", "--quantum-ratio", "2"),
-    "turns": ("--alpha-ms", "0.001", "--promotion", "reset", "--demote-when", "used-reaches"),
+    "slices": ("--policy", "skip-join-mlfq", "--alpha-ms", "30", "--quantum-ratio", "2"),
+    "turns": (
+        *("--policy", "skip-join-mlfq", "--alpha-ms", "0.001"),
+        *("--promotion", "reset", "--demote-when", "used-reaches"),
+    ),
 }
 
 

@@ -49,7 +49,7 @@ class SchedulerSettings(ClusterSettings):
     advertise: str = Field("", description="host that gateways reach this process at; empty: the one it listens on")
     num_stages: int = Field(1, ge=1, description="pipeline stages")
 
-    policy: str = Field("skip-join-mlfq", description=f"order of jobs: {', '.join(POLICIES)}")
+    policy: str = Field(_core_default("policy"), description=f"order of jobs: {', '.join(POLICIES)}")
     preset: Literal["default", "paper"] = Field("default", description="values of the next nine that are not given")
     alpha_ms: float | None = Field(None, gt=0, description="a job that has not run for so long is starving")
     promotion: Promotion | None = Field(None, description="what a starving job gets: reset or return")

@@ -106,7 +106,7 @@ class CoreConfig:
     prefill_chunk_tokens: int = 0
     max_waiting_jobs: int = 4096
     max_waiting_tokens: int = 4 << 20
-    policy: str = "skip-join-mlfq"
+    policy: str = "predicted"
     mlfq: MlfqConfig = field(default_factory=MlfqConfig)
     service_classes: tuple[tuple[str, int], ...] = ()
     kv_policy: str = "proactive"

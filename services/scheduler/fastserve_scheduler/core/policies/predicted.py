@@ -1,14 +1,15 @@
 """By expected length where somebody can tell, by feedback queues where nobody can, in one order.
 
-A job joins as in skip-join MLFQ. With its first token it goes to Q1: its prefill is paid, and what it still needs is
-what counts; so new prompts do not pass an answer that is about to end. After a probe of some tokens it goes on by
-expected remaining x expected total output while a guesser is believed (`lengths.py`), and down the queues when none is.
-Both are measured on one scale, the job's share of the device: a job that still needs what Q_i grants ranks with those
-in Q_i. So jobs with hints and without share one line.
+A job joins as in skip-join MLFQ, in finer steps, or earlier where prompt and expected answer together deserve it. With
+its first token it goes to Q1: its prefill is paid, and what it still needs is what counts; so new prompts do not pass
+an answer that is about to end. After a probe of some tokens it goes on by expected remaining x expected total output
+while a guesser is believed (`lengths.py`), and down the queues when none is. All are measured on one scale, the job's
+share of the device: a job that still needs what Q_i grants ranks with those in Q_i. So jobs with hints and without
+share one line.
 
 Iterations are charged by share, whatever the configuration says: an answer in a full batch costs the device a
 sixteenth of what a prompt of the same time costs it. A starving job has a burst of tokens before all queues, and goes
-on where it was; nobody starves before two rounds over all jobs would have taken place, because rescuing everybody is
+on where it was; nobody starves before eight rounds over all jobs would have taken place, because rescuing everybody is
 first come, first served at the price of a prefill each.
 """
 
@@ -25,7 +26,7 @@ WEIGHT = 64
 STEPS = 4
 """Places between two levels. Finer ones gain nothing measurable and have jobs pass each other more often."""
 
-MIN_ROUNDS = 2
+MIN_ROUNDS = 8
 """Rounds over all jobs before one of them starves."""
 
 
@@ -46,7 +47,12 @@ class Predicted(SkipJoinMlfq):
 
     def join(self, job: Job) -> None:
         super().join(job)
-        job.key = job.level * STEPS
+        first_ns = self._predictor.first_iteration_ns(job.known_tokens)
+        job.key = self._key(log2(first_ns))
+        guess = self._lengths.believed(job)
+        if guess != UNKNOWN and self._token_ns:
+            work = log2(first_ns // self._token_ns + exp2(guess))
+            job.key = min(job.key, self._key((work + guess) // 2 + log2(self._token_ns)))
 
     def rank(self, job: Job) -> Rank:
         return (TICKET_LANE, job.ticket_place) if job.ticket else (job.key, job.place)
@@ -61,7 +67,7 @@ class Predicted(SkipJoinMlfq):
             self._move(job, 0)
             job.key = 0
             return
-        self._token_ns += (spent_ns - self._token_ns) // WEIGHT
+        self._token_ns = max(1, self._token_ns + (spent_ns - self._token_ns) // WEIGHT) if self._token_ns else spent_ns
         guess = self._lengths.believed(job)
         if guess != UNKNOWN and job.generated >= self._config.probe_tokens:
             self._place_by(job, guess)
@@ -75,12 +81,15 @@ class Predicted(SkipJoinMlfq):
         self._give_ticket(job)
         return True
 
+    def _key(self, log_ns: int) -> int:
+        """Where a job belongs that needs so much device time: Q1 ends at q1, and each further level at twice that."""
+        return max(0, -(-(log_ns - log2(self.quantum_ns[0])) * STEPS // ONE))
+
     def _place_by(self, job: Job, guess: int) -> None:
-        """The geometric mean of remaining and total output, as device time over q1, is the level."""
+        """By the geometric mean of remaining and total output."""
         remaining = max(exp2(guess) - job.generated, 1)
         tokens = (log2(remaining) + max(guess, log2(job.generated))) // 2
-        key = tokens + log2(max(self._token_ns, 1)) - log2(self.quantum_ns[0])
-        job.key = max(key, 0) * STEPS // ONE
+        job.key = self._key(tokens + log2(self._token_ns))
         level = min(job.key // STEPS, len(self.quantum_ns) - 1)
         if level != job.level:
             self._sizes[job.level] -= 1
