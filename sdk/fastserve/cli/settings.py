@@ -104,7 +104,7 @@ class ServeSettings(EngineSettings):
     prefill_chunk_tokens: int | None = Field(None, ge=0, description="cut prompts into pieces of so many; 0: whole")
     host_kv_memory: SizeBytes = Field(GIB, description="host memory for KV of preempted requests; 0: none")
 
-    policy: Policy = Field("skip-join-mlfq", description="order of requests: skip-join-mlfq, fcfs and others")
+    policy: Policy = Field("predicted", description="order of requests: predicted, skip-join-mlfq, fcfs and others")
     preset: Preset | None = Field(None, description="values of the scheduling parameters: default or paper")
     alpha_ms: float | None = Field(None, gt=0, description="a request that has not run for so long is starving")
     promotion: Promotion | None = Field(None, description="what a starving request gets: reset or return")
