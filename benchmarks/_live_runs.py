@@ -36,7 +36,7 @@ def make_runs(args: argparse.Namespace) -> LiveRuns:
     profiles = out / "profiles"
     profiles.mkdir(parents=True, exist_ok=True)
     flags = ["--stages=1", f"--max-num-seqs={args.max_num_seqs}", f"--policy={args.policy}"]
-    flags += [f"--profile-dir={profiles.absolute()}", "--host-kv-memory=0"]
+    flags += [f"--profile-dir={profiles.absolute()}", "--host-kv-memory=0", *args.serve_flag]
     with cluster(args.model, flags) as where:
         prompts = PromptMaker(random.Random(args.seed))
         _run(where, _equal(prompts, WARM_UPS * args.max_num_seqs), None, None)

@@ -10,6 +10,7 @@ and the time that a request spends outside of the scheduler.
 machine.
 
     python benchmarks/live_vs_simulated.py run
+    python benchmarks/live_vs_simulated.py run --serve-flag=--fake --serve-flag=--fake-iteration-ms=40
     python benchmarks/live_vs_simulated.py compare LIVE.json --profile P.json --alone A.json --together T.json \\
         -- --max-num-seqs=8 --policy=fcfs
 """
@@ -206,6 +207,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     two.add_argument("--mean-input", type=float, default=30)
     two.add_argument("--mean-output", type=float, default=30)
     two.add_argument("--max-output", type=int, default=128)
+    two.add_argument("--serve-flag", action="append", default=[], help="more for `fastserve serve`, such as --fake")
     two.add_argument("--seed", type=int, default=0)
     two.add_argument("--out", type=Path, default=Path("live-vs-simulated"), help="folder for the runs")
     return parser.parse_args(argv)

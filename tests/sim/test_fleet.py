@@ -74,8 +74,8 @@ def test_memory_grows_by_a_small_row_per_request_and_by_nothing_per_token(monkey
         assert len(outcome.recorder.finished) == count
         return bytes_now
 
-    short, long = grown(200), grown(700)
-    assert (long - short) / 500 < 200
+    short, long = grown(100), grown(400)
+    assert (long - short) / 300 < 250
 
 
 def test_arrivals_are_drawn_when_their_time_has_come() -> None:

@@ -18,7 +18,7 @@ from fastserve_scheduler.settings import SchedulerSettings
 from fastserve_scheduler.simulate import command
 from fastserve_scheduler.simulate.settings import LIVE_ONLY, SimulateSettings
 
-FAST = ("--lengths=alpaca-like", "--num-requests=40", "--rate=10", "--no-progress", "--max-model-len=1024")
+FAST = ("--lengths=alpaca-like", "--num-requests=24", "--rate=10", "--no-progress", "--max-model-len=1024")
 
 #: Of a client that sends over a network; there is none here. ITL is counted, a date would differ between equal runs.
 CLIENT_KEYS = {
@@ -49,7 +49,7 @@ def test_a_result_has_the_keys_of_the_benchmark_client(tmp_path: Path) -> None:
     bench = to_result(setup, Measured(Run([outcome], 2.0), 0.1), datetime(2026, 1, 1, tzinfo=UTC))
     simulated = result_of(tmp_path)
     assert set(bench) - CLIENT_KEYS <= set(simulated)
-    assert simulated["completed"] == 40
+    assert simulated["completed"] == 24
     rows, expected = simulated["by_output_length"], bench["by_output_length"]
     assert isinstance(rows, dict)
     assert isinstance(expected, dict)
@@ -60,7 +60,12 @@ def test_equal_seeds_write_equal_bytes(tmp_path: Path) -> None:
     texts = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         path = tmp_path / name
-        assert command.main([*FAST, "--workload=programs", f"--seed={seed}", "--detailed", f"--output={path}"]) == 0
+        assert (
+            command.main(
+                [*FAST, "--workload=programs", f"--seed={seed}", "--detailed", "--num-requests=8", f"--output={path}"]
+            )
+            == 0
+        )
         texts.append(path.read_bytes())
     assert texts[0] == texts[1] != texts[2]
 
@@ -81,7 +86,7 @@ def test_policies_are_compared_under_the_same_load(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize("workload", ["bursts", "diurnal", "programs"])
 def test_every_kind_of_load_is_served(tmp_path: Path, workload: str) -> None:
     found = result_of(
-        tmp_path, f"--workload={workload}", "--replicas=2", "--router=two-choices", "--check", "--num-requests=12"
+        tmp_path, f"--workload={workload}", "--replicas=2", "--router=two-choices", "--check", "--num-requests=5"
     )
     assert found["failed"] == 0
     assert found["arrivals"] == workload
@@ -144,7 +149,7 @@ def test_what_was_simulated_can_be_replayed(tmp_path: Path) -> None:
     result_of(tmp_path, f"--record={journal}", "--kv-tokens=1024", "--host-kv-tokens=4096")
     replayed = replay(journal)
     assert replayed.divergence is None
-    assert replayed.core.snapshot().finished == 40
+    assert replayed.core.snapshot().finished == 24
 
 
 @pytest.mark.parametrize(
@@ -186,7 +191,16 @@ def test_every_setting_of_the_scheduler_is_a_flag_here_or_means_nothing_here() -
 
 
 def test_the_command_line_reaches_it() -> None:
-    argv = [sys.executable, "-m", "fastserve.cli", "simulate", *FAST, "--lengths=fixed", "--output-len=2"]
+    argv = [
+        sys.executable,
+        "-m",
+        "fastserve.cli",
+        "simulate",
+        *FAST,
+        "--lengths=fixed",
+        "--output-len=2",
+        "--num-requests=5",
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Completed requests" in done.stdout
