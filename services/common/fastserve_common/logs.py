@@ -3,13 +3,25 @@
 import json
 import logging
 import sys
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Literal
 
 LogFormat = Literal["human", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+#: Of the request that the current task serves: every line of the task carries it. "": none.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """What a line says besides its message."""
+    found = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    if current := request_id.get():
+        found.setdefault("request_id", current)
+    return found
 
 
 class JsonFormatter(logging.Formatter):
@@ -27,7 +39,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
+        line.update(_fields(record))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -38,7 +50,7 @@ class HumanFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)-7s {service}: %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        extra = " ".join(f"{key}={value}" for key, value in vars(record).items() if key not in _STANDARD)
+        extra = " ".join(f"{key}={value}" for key, value in _fields(record).items())
         line = super().format(record)
         return f"{line} [{extra}]" if extra else line
 

@@ -147,7 +147,11 @@ class Runner:
         self._feed(StageDown(stage))
 
     def _story(self, job_id: int) -> dict[str, object]:
-        return {"job_id": job_id, "story": [str(moment) for moment in self.core.story(job_id)]}
+        return {**self._whose(job_id), "story": [str(moment) for moment in self.core.story(job_id)]}
+
+    def _whose(self, job_id: int) -> dict[str, object]:
+        """For lines about a job: the id that its caller knows."""
+        return {"request_id": self.sessions.request_id(job_id), "job_id": job_id}
 
     def report(self, report: Report) -> None:
         """A stage's account of a plan. Those of other epochs, and those seen before, mean nothing.
@@ -248,7 +252,8 @@ class Runner:
             )
         if report.error:
             self.metrics.swap_failed(report.stage)
-            log.warning("a swap failed, its request is computed again: %s", report.error, extra={"stage": report.stage})
+            facts = {**self._whose(swap.job_id), "stage": report.stage}
+            log.warning("a swap failed, its request is computed again: %s", report.error, extra=facts)
         done = SwapDone(report.swap_id, report.stage, swap.epoch, not report.error, report.num_bytes, report.copy_ns)
         self._feed(done)
 
@@ -260,6 +265,7 @@ class Runner:
             return
         if self.traces is not None and submit.traceparent:
             self.traces.opened(arrived.job_id, submit.request_id, submit.traceparent, self.clock_ns())
+        log.debug("a request arrives", extra={"request_id": submit.request_id, "job_id": arrived.job_id})
         self._feed(arrived)
 
     def cancel(self, cancel: Cancel, link: Link) -> None:
@@ -299,6 +305,8 @@ class Runner:
                 self.flights.add(command, 0 if self.host is None else self.host.generation)
             case FinishJob(job_id, reason):
                 finished = self.sessions.finish(job_id, _REASONS[reason])
+                facts = {"request_id": finished.request_id, "job_id": job_id, "preemptions": finished.preemptions}
+                log.debug("a request ends: %s", finished.reason, extra=facts)
                 self.flights.forget(job_id)
                 self.metrics.finished(finished)
             case RejectJob(job_id, refused, retry_after_ns, limit):

@@ -121,6 +121,11 @@ class Sessions:
     def of_request(self, request_id: str) -> Session | None:
         return self._by_request.get(request_id)
 
+    def request_id(self, job_id: int) -> str:
+        """As its caller knows it; "" for one that is over."""
+        session = self._by_job.get(job_id)
+        return "" if session is None else session.submit.request_id
+
     def open(self, submit: Submit, link: Link) -> JobArrived | None:
         """Take a request in. The event for the core; None when there is nothing to run (answered here).
 

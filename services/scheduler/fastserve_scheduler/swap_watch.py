@@ -18,6 +18,7 @@ class SentSwap:
     epoch: int
     direction: SwapDirection
     since_ns: int
+    job_id: int
 
 
 class SwapWatch:
@@ -38,7 +39,7 @@ class SwapWatch:
         for (_, direction), queue in self._queues.items():
             for op in ops:
                 if op.direction is direction:
-                    queue[op.swap_id] = SentSwap(seq, epoch, direction, now_ns)
+                    queue[op.swap_id] = SentSwap(seq, epoch, direction, now_ns, op.job_id)
 
     def reported(self, swap_id: int, stage: int, now_ns: int) -> SentSwap | None:
         """The swap that `stage` reports; None when it owes no report of it."""

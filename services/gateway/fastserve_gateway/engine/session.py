@@ -9,6 +9,7 @@ puts events in, the caller's task takes deltas out.
 """
 
 import asyncio
+import logging
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from fastserve_common.errors import AbortedError, DeadlineExceededError, FastServeError, ResourceExhaustedError
+from fastserve_common.logs import request_id
 from fastserve_gateway import codec
 from fastserve_gateway.codec import CancelReason
 from fastserve_gateway.engine.answer import Answer
@@ -37,6 +39,8 @@ from fastserve_gateway.request import GenerationRequest
 from fastserve_gateway.text.answer import AnswerText
 from fastserve_gateway.text.model import TextModel
 from fastserve_gateway.text.stops import StopScanner
+
+log = logging.getLogger(__name__)
 
 #: After a request failed, its caller's task gets this long to notice; then it is stuck in a write nobody reads.
 STUCK_GRACE_S = 1.0
@@ -77,6 +81,8 @@ class Session:
         self.on_stuck: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> Self:
+        request_id.set(self.request.request_id)
+        log.debug("a request begins", extra={"answers": self.request.num_answers})
         try:
             for index in range(self.request.num_answers):
                 self._answers.append(self._start(index))
@@ -97,6 +103,7 @@ class Session:
     def _close(self) -> None:
         aborted = "" if self._failure is None and not self.num_open else "the caller left"
         self._span.end(self.usage, self._failure.message if self._failure is not None else aborted)
+        log.debug("a request ends", extra={"tokens": self.usage.completion_tokens, "problem": str(self._failure or "")})
         self._cancel_open("abort")
         if self._timer is not None:
             self._timer.cancel()

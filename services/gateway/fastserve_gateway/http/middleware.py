@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastserve_common.errors import FastServeError, UnauthenticatedError
+from fastserve_common.logs import request_id
 from fastserve_common.tracing import TRACEPARENT, incoming
 from fastserve_gateway.http.errors import (
     HttpStatusError,
@@ -54,6 +55,7 @@ class Observe:
         scope.setdefault("state", {})[REQUEST_ID] = given
         incoming.set(Headers(scope=scope).get(TRACEPARENT, ""))
         shown = given if given and len(given) <= MAX_REQUEST_ID_CHARS and given.isascii() else uuid.uuid4().hex
+        request_id.set(shown if given == shown else "")
         path = scope["path"] if scope["path"] in self._paths else "other"
 
         async def observed(message: Message) -> None:
