@@ -1,31 +1,17 @@
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from .system import System
-
-#: What fake stages draw from; every id is a word of the tokenizer below.
-FAKE_VOCAB_SIZE = 1024
+from .words import write_words
 
 Start = Callable[..., System]
 
 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer and no weights: one word per id."""
-    folder = tmp_path_factory.mktemp("words")
-    vocab = {f"w{i}": i for i in range(FAKE_VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
-    (folder / "config.json").write_text(json.dumps({"vocab_size": FAKE_VOCAB_SIZE, "eos_token_id": 0}))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    return folder
+    return write_words(tmp_path_factory.mktemp("words"))
 
 
 @pytest.fixture(scope="session")

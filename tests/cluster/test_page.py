@@ -1,6 +1,5 @@
 """The built-in page in a real browser, in front of a real cluster of fake stages."""
 
-import json
 import os
 import shutil
 import threading
@@ -11,12 +10,11 @@ from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fastserve import Client, FastServeError
 
-from .conftest import FAKE_VOCAB_SIZE
 from .system import PATIENCE_S, System, wait_until
+from .words import write_words
 
 pytestmark = pytest.mark.cluster
 
@@ -51,17 +49,7 @@ def browser(skip_or_fail: Callable[[str], None]) -> Iterator[Browser]:
 @pytest.fixture
 def markup(tmp_path: Path) -> Path:
     """A tokenizer whose words would be markup, if anybody took them for it."""
-    folder = tmp_path / "markup"
-    folder.mkdir()
-    vocab = {f'<img src="/x{i}" onerror="document.title=1">': i for i in range(FAKE_VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=next(iter(vocab))))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
-    (folder / "config.json").write_text(json.dumps({"vocab_size": FAKE_VOCAB_SIZE, "eos_token_id": 0}))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    return folder
+    return write_words(tmp_path / "markup", '<img src="/x{}" onerror="document.title=1">')
 
 
 @pytest.fixture
