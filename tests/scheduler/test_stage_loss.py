@@ -1,5 +1,6 @@
 """Stages that die, fault, stall, come back, or are not the ones they should be."""
 
+import logging
 from pathlib import Path
 from typing import ClassVar
 
@@ -307,3 +308,11 @@ async def test_streams_go_on_without_the_state_store(tmp_path: Path, monkeypatch
             StoreThatGoesAway.away = False
         assert (await gateway.ask(PROMPT, 20)).ids == oracle(PROMPT, 20)
         assert len(gateway.statuses) == known, "nobody noticed"
+
+
+async def test_an_orderly_end_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with Cluster(tmp_path, 2) as cluster:
+            assert (await (await cluster.gateway()).ask([1, 2], 3)).ids
+    assert [record for record in caplog.records if "let go of a stage" in record.getMessage()]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

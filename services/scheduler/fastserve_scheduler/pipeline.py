@@ -67,6 +67,7 @@ class Pipeline:
     _round: int = 0
     _round_began_s: float = 0.0
     _detail: str = ""
+    _closing: bool = False
 
     def __post_init__(self) -> None:
         self._slots = [_Slot() for _ in range(self.num_stages)]
@@ -144,6 +145,7 @@ class Pipeline:
             await self._close_all()
 
     async def _close_all(self) -> None:
+        self._closing = True
         links = [slot.link for slot in self._slots if slot.link is not None]
         for link in links:
             link.close("the scheduler is going away")
@@ -234,7 +236,11 @@ class Pipeline:
         slot = self._slots[link.stage]
         if slot.link is not link:
             return
-        log.warning("lost a stage: %s", why, extra={"stage": link.stage, "address": link.address})
+        where = {"stage": link.stage, "address": link.address}
+        if self._closing:
+            log.info("let go of a stage: %s", why, extra=where)
+        else:
+            log.warning("lost a stage: %s", why, extra=where)
         slot.link, slot.ready, slot.heard, slot.why_down = None, None, False, why
         if not link.connected:
             self._announce()
