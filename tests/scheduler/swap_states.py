@@ -40,6 +40,12 @@ async def ask_others(gateway: TestGateway) -> Asked:
     return [await ask(gateway, n, 60, 16) for n in range(1, 4)]
 
 
+def begun_everywhere(cluster: SwapCluster, direction: SwapDirection) -> bool:
+    """Its copies; those out begin at each stage when the plans before them have been computed there."""
+    orders = [order for order in tuple(cluster.script.begun) if order.job_id == cluster.script.it]
+    return sum(order.direction is direction for order in orders) >= len(cluster.stages)
+
+
 async def _queued(cluster: SwapCluster, gateway: TestGateway) -> Asked:
     cluster.compute(False)
     it, others = await ask_for_it(gateway), await ask_others(gateway)
@@ -74,7 +80,7 @@ async def begin_out(cluster: SwapCluster, gateway: TestGateway) -> Asked:
     it = await ask_for_it(gateway)
     await until(lambda: len(it[0].ids) > 5)
     others = await ask_others(gateway)
-    await until(lambda: cluster.script.has_begun(cluster.script.it, OUT))
+    await until(lambda: begun_everywhere(cluster, OUT))
     return [it, *others]
 
 
@@ -99,7 +105,7 @@ async def _swapping_in(cluster: SwapCluster, gateway: TestGateway) -> Asked:
     asked = await _on_host(cluster, gateway)
     cluster.script.hold(cluster.script.it, IN)
     cluster.compute(True)
-    await until(lambda: cluster.script.has_begun(cluster.script.it, IN))
+    await until(lambda: begun_everywhere(cluster, IN))
     return asked
 
 
