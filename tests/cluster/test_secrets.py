@@ -1,5 +1,6 @@
 """Keys and passwords stay out of logs and command lines; request ids are in every line about a request."""
 
+import functools
 import json
 import os
 import subprocess
@@ -46,8 +47,11 @@ def test_keys_are_nowhere_and_request_ids_in_every_line_about_a_request(start: S
     def ends(service: str) -> list[dict[str, object]]:
         return [line for line in log_lines(system, service) if str(line["message"]).startswith("a request ends")]
 
+    def both_ended(service: str) -> bool:
+        return len(ends(service)) == 2
+
     for service in ("gateway", "scheduler"):
-        wait_until(lambda service=service: len(ends(service)) == 2, f"{service} logs both ends", system)
+        wait_until(functools.partial(both_ended, service), f"{service} logs both ends", system)
         about = [line for line in log_lines(system, service) if "request" in str(line["message"])]
         assert len(about) >= 4
         assert {line.get("request_id") for line in about} == {"asked-with-file", "asked-with-flag"}
