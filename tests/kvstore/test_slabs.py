@@ -79,6 +79,22 @@ def test_what_cannot_be_carried_is_refused_with_the_number_to_set() -> None:
     assert slabs.slabs == ()
 
 
+def test_the_ranks_of_a_stage_have_one_slot_number_and_memory_of_their_own() -> None:
+    """Two stages of two ranks each: an order that names slots is the same order to all four."""
+    slabs = SlabMap(100_000)
+    for number in range(2):
+        for rank in range(2):
+            layout = replace(stage(number, 500), rank=rank, num_kv_heads=2)
+            _, replaced = slabs.attach(f"stage-{number}-rank-{rank}", layout, 4 * 500)
+            assert not replaced
+    assert {slab.num_slots for slab in slabs.slabs} == {50}
+    assert len({slab.offset_bytes for slab in slabs.slabs}) == 4
+    assert [(slab.layout.stage, slab.layout.rank) for slab in slabs.slabs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    again, replaced = slabs.attach("stage-1-rank-0", replace(stage(1, 500), rank=1, num_kv_heads=2), 4 * 500)
+    assert replaced, "another rank under the same name: what was stored is somebody else's heads"
+    assert slabs.slabs == (again,)
+
+
 def test_a_stage_that_was_not_counted_is_refused_and_harms_nobody() -> None:
     slabs = SlabMap(100_000_000)
     slabs.attach("stage-0", stage(0), 1000)

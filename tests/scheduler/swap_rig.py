@@ -137,8 +137,9 @@ class SwapCluster(Cluster):
         self.script = SwapScript()
         self._num_blocks, self._block_size = num_blocks, block_size
         self._checksums, self._tight = checksums, tight
-        slot_bytes = 4 * block_size + (TRAILER_BYTES if checksums else 0)
-        self.kvstore = KvStore(self.url, self.store, max(1, num_slots) * slot_bytes * num_stages)
+        #: On one stage.
+        self.slot_bytes = 4 * block_size + (TRAILER_BYTES if checksums else 0)
+        self.kvstore = KvStore(self.url, self.store, max(1, num_slots) * self.slot_bytes * num_stages)
         self._exits = [contextlib.AsyncExitStack() for _ in range(num_stages)]
 
     def settings(self, *flags: str) -> SchedulerSettings:

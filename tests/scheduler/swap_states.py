@@ -22,13 +22,11 @@ Asked = list[tuple[Answer, list[int]]]
 Enter = Callable[[SwapCluster, TestGateway], Awaitable[Asked]]
 
 
-def swap_cluster(
-    folder: Path, *flags: str, policy: str = "reactive", options: FakeOptions | None = None
-) -> SwapCluster:
+def swap_cluster(folder: Path, *flags: str, options: FakeOptions | None = None, checksums: bool = False) -> SwapCluster:
     """Forty blocks; two of the others fill them."""
     options = options or FakeOptions(iteration_ns=ITERATION_NS, token_ns=1_000)
-    every = [*FLAGS, "--kv-policy", policy, *flags]
-    return SwapCluster(folder, 2, num_blocks=40, num_slots=256, options=options, flags=every)
+    every = [*FLAGS, "--kv-policy", "reactive", *flags]
+    return SwapCluster(folder, 2, num_blocks=40, num_slots=256, options=options, flags=every, checksums=checksums)
 
 
 async def ask_for_it(gateway: TestGateway) -> tuple[Answer, list[int]]:

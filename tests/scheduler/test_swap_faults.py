@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from fastserve_common import segments
+from fastserve_kvstore.slabs import PAGE_BYTES
 from fastserve_worker.fake_stage import FakeOptions
 
 from .rig import until, until_async
@@ -41,6 +43,28 @@ async def test_a_swap_that_fails_costs_its_request_its_kv_and_no_token(tmp_path:
             assert (await answer.done()).ids == expected
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+async def test_a_bit_that_flips_on_the_host_costs_its_request_its_kv_and_no_token(
+    tmp_path: Path, stage: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Checksums notice before anything is computed with it; the request is computed again, and others go on."""
+    async with swap_cluster(tmp_path, checksums=True) as cluster:
+        gateway = await cluster.gateway()
+        asked = await STATES["on host"](cluster, gateway)
+        await until_async(cluster.something_is_committed)
+        (facts,) = (await cluster.store.members("kvstore")).values()
+        order = next(order for order in cluster.script.begun if order.job_id == cluster.script.it)
+        slab_bytes = -(-cluster.num_slots * cluster.slot_bytes // PAGE_BYTES) * PAGE_BYTES
+        with segments.attach(facts["segment"]) as memory:
+            memory[stage * slab_bytes + order.host_slots[1] * cluster.slot_bytes + 3] ^= 0x10
+        cluster.compute(True)
+        for answer, expected in asked:
+            assert (await answer.done()).ids == expected
+        assert cluster.script.has_begun(cluster.script.it, IN), "its KV was asked for"
+        failed = [record for record in caplog.records if "checksum mismatch" in record.getMessage()]
+        assert failed
+
+
 @pytest.mark.parametrize("state", ["swapping out", "on host", "swapping in"])
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_what_is_on_the_host_outlives_a_stage(tmp_path: Path, state: str, victim: int) -> None:
@@ -63,7 +87,7 @@ async def test_what_is_on_the_host_outlives_a_stage(tmp_path: Path, state: str, 
 
 @pytest.mark.parametrize("state", ["swapping out", "on host", "swapping in"])
 async def test_requests_outlive_the_kvstore(tmp_path: Path, state: str) -> None:
-    """Recipe of a daemon that is killed with requests on the host: they are computed again."""
+    """A kvstore is killed with requests on the host: they are computed again."""
     async with swap_cluster(tmp_path) as cluster:
         gateway = await cluster.gateway()
         for number in range(2):
