@@ -22,23 +22,20 @@ class Flight:
 
     @classmethod
     def of(cls, picks: list[Pick], swaps: tuple[SwapOp, ...], seq: int, epoch: int, config: CoreConfig) -> "Flight":
-        decodes = [pick.job for pick in picks if pick.job.is_decode]
+        items, num_tokens, num_decodes, context_tokens = [], 0, 0, 0
+        for pick in picks:
+            job, count = pick.job, pick.num_tokens
+            num_tokens += count
+            if job.is_decode:
+                num_decodes += 1
+                context_tokens += job.computed
+            sample = count == job.pending_tokens and not job.discarding
+            items.append(PlanItem(job.job_id, job.computed, count, sample, job.generated, job.table.block_ids))
         return cls(
-            plan=RunIteration(seq, epoch, tuple(_item(pick.job, pick.num_tokens) for pick in picks), swaps),
+            plan=RunIteration(seq, epoch, tuple(items), swaps),
             jobs=tuple(pick.job for pick in picks),
-            prompt_tokens=sum(pick.num_tokens for pick in picks) - len(decodes),
-            num_decodes=len(decodes),
-            decode_context_tokens=sum(job.computed for job in decodes),
+            prompt_tokens=num_tokens - num_decodes,
+            num_decodes=num_decodes,
+            decode_context_tokens=context_tokens,
             config=config,
         )
-
-
-def _item(job: Job, num_tokens: int) -> PlanItem:
-    return PlanItem(
-        job_id=job.job_id,
-        start=job.computed,
-        num_tokens=num_tokens,
-        sample=num_tokens == job.pending_tokens and not job.discarding,
-        output_position=job.generated,
-        block_table=job.table.block_ids,
-    )

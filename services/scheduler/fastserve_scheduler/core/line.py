@@ -34,15 +34,17 @@ class Line:
 
     def put(self, job: Job) -> None:
         job.rank = self._order.rank(job)
-        self._shelves[job.kv].add(job)
-        if job.resident:
+        shelf = self._shelves[job.kv]
+        shelf.add(job)
+        if shelf is self.ready:
             self.num_decodes += job.is_decode
         if self._deadlines is not None:
             self._deadlines.add(job)
 
     def take(self, job: Job) -> None:
-        self._shelves[job.kv].remove(job)
-        if job.resident:
+        shelf = self._shelves[job.kv]
+        shelf.remove(job)
+        if shelf is self.ready:
             self.num_decodes -= job.is_decode
         if self._deadlines is not None:
             self._deadlines.remove(job)
