@@ -116,6 +116,17 @@ def test_predicted_runs_a_started_job_by_its_hint() -> None:
     assert hand.core.jobs[2].level < hand.core.jobs[1].level
 
 
+def test_a_guess_that_is_too_small_gains_nothing_for_long() -> None:
+    keys = {}
+    for hint in (1, 200):
+        hand = Hand(ready_core(max_batch_size=1, policy="predicted"))
+        hand.tell(JobArrived(1, 5, 500, expected_output_tokens=hint))
+        for _ in range(120):
+            hand.done()
+        keys[hint] = hand.core.jobs[1].key
+    assert keys[1] >= keys[200]
+
+
 def test_the_snapshot_shows_how_well_lengths_are_known() -> None:
     hand = Hand(ready_core(policy="predicted"))
     for job_id in range(40):

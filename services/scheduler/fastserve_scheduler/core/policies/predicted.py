@@ -86,8 +86,12 @@ class Predicted(SkipJoinMlfq):
         return max(0, -(-(log_ns - log2(self.quantum_ns[0])) * STEPS // ONE))
 
     def _place_by(self, job: Job, guess: int) -> None:
-        """By the geometric mean of remaining and total output."""
-        remaining = max(exp2(guess) - job.generated, 1)
+        """By the geometric mean of remaining and total output.
+
+        A job that has outlived its guess may need as much again: so a guess that is too small gains nothing for long.
+        """
+        expected = exp2(guess)
+        remaining = expected - job.generated if job.generated < expected else job.generated
         tokens = (log2(remaining) + max(guess, log2(job.generated))) // 2
         job.key = self._key(tokens + log2(self._token_ns))
         level = min(job.key // STEPS, len(self.quantum_ns) - 1)
