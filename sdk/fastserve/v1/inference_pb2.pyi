@@ -77,6 +77,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     PROGRAM_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller or, when empty, by the gateway. Must be unique among live requests."""
     model: _builtins.str
@@ -100,6 +101,12 @@ class GenerateRequest(_message.Message):
     def stopping(self) -> Global___Stopping: ...
     @_builtins.property
     def response(self) -> Global___ResponseOptions: ...
+    @_builtins.property
+    def delivered(self) -> Global___TokenIds:
+        """Ids that an earlier stream of this request_id has delivered, through a gateway that is gone: the answer goes on
+        behind them. For a single answer.
+        """
+
     def __init__(
         self,
         *,
@@ -115,10 +122,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int = ...,
         expected_output_tokens: _builtins.int = ...,
         program: _builtins.str = ...,
+        delivered: Global___TokenIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_temperature", b"_temperature", "decoding", b"decoding", "prompt", b"prompt", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_temperature", b"_temperature", "decoding", b"decoding", "delivered", b"delivered", "prompt", b"prompt", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_temperature", b"_temperature", "decoding", b"decoding", "expected_output_tokens", b"expected_output_tokens", "model", b"model", "priority", b"priority", "program", b"program", "prompt", b"prompt", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_temperature", b"_temperature", "decoding", b"decoding", "delivered", b"delivered", "expected_output_tokens", b"expected_output_tokens", "model", b"model", "priority", b"priority", "program", b"program", "prompt", b"prompt", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
