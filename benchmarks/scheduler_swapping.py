@@ -25,7 +25,7 @@ CAPACITY = 1.915
 BLOCK_BYTES = BLOCK_TOKENS * 2 * 40 * 5120 * 2
 """K and V, 40 layers, hidden size 5120, two bytes each."""
 
-COLUMNS = ("mean", "P95", "JCT", "JCT P99", "TTFT", "gap", "blocked", "GB out", "GB in", "again", "ENST err")
+COLUMNS = ("mean", "P95", "JCT", "JCT P99", "TTFT", "gap", "blocked", "stalled", "GB out", "GB in", "again", "ENST err")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ VARIANTS = [
     Variant("proactive enst", "proactive", "enst"),
     Variant("proactive order", "proactive"),
     Variant("reactive", "reactive"),
+    Variant("blocking", "blocking"),
     Variant("recompute", "recompute"),
     Variant("defer", "defer"),
 ]
@@ -54,7 +55,7 @@ class Setting:
     gigabytes_per_second: float
 
 
-def run(variant: Variant, setting: Setting, seed: int) -> tuple[list[JobRecord], Snapshot]:
+def simulator(variant: Variant, setting: Setting) -> Simulator:
     config = CoreConfig(
         num_stages=1,
         block_size=BLOCK_TOKENS,
@@ -70,10 +71,14 @@ def run(variant: Variant, setting: Setting, seed: int) -> tuple[list[JobRecord],
     )
     core = SchedulerCore(config, OPT_13B_A100.profile(MODEL_LEN, BATCH))
     link = LinkCost(BLOCK_BYTES, round(setting.gigabytes_per_second * 1e9), latency_ns=20_000)
-    simulator = Simulator(core, OPT_13B_A100, link=link)
+    return Simulator(core, OPT_13B_A100, link=link)
+
+
+def run(variant: Variant, setting: Setting, seed: int) -> tuple[list[JobRecord], Snapshot]:
+    simulated = simulator(variant, setting)
     arrivals = poisson(setting.jobs, setting.rate, seed)
-    result = simulator.run(arrivals, setting.blocks, host_slots=setting.slots)
-    return list(result.jobs.values()), core.snapshot()
+    result = simulated.run(arrivals, setting.blocks, host_slots=setting.slots)
+    return list(result.jobs.values()), simulated.core.snapshot()
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -81,8 +86,8 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def row(jobs: list[JobRecord], snapshot: Snapshot) -> list[float]:
-    """Seconds, except: `blocked` = share of all latency spent waiting only for KV, GB, `again` = tokens computed again
-    per token of prompt and answer. `ENST err`: mean of when a swapped job ran minus when ENST expected it."""
+    """Seconds, except: `blocked` = share of all latency spent waiting for copies alone, GB, `again` = tokens computed
+    again per token of prompt and answer. `ENST err`: mean of when a swapped job ran minus when ENST expected it."""
     per_token = [job.latency_ns / job.output_tokens / 1e9 for job in jobs]
     whole = [job.latency_ns / 1e9 for job in jobs]
     swap = snapshot.swap
@@ -94,6 +99,7 @@ def row(jobs: list[JobRecord], snapshot: Snapshot) -> list[float]:
         sum((job.first_token_ns - job.arrived_ns) / 1e9 for job in jobs) / len(jobs),
         max(job.max_gap_ns for job in jobs) / 1e9,
         swap.blocked_ns / 1e9 / sum(whole),
+        swap.stalled_ns / 1e9,
         swap.bytes_out / 1e9,
         swap.bytes_in / 1e9,
         sum(job.recomputed_tokens for job in jobs) / sum(job.prompt_tokens + job.output_tokens for job in jobs),
