@@ -138,7 +138,7 @@ def main() -> None:
                     flush=True,
                 )
     if best < GOAL:
-        print(f"\nbelow {GOAL:,} iterations/s. {BOUND}")
+        print(f"\nBelow {GOAL:,} iterations/s.\n{BOUND}")
 
 
 if __name__ == "__main__":
