@@ -30,7 +30,8 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When the server is UNAVAILABLE and nothing of the answer has arrived, the call is made again.
+    """When the server is UNAVAILABLE and nothing of the answer has arrived, the call is made again; the stream of a
+    single answer goes on where it stopped.
 
     Waits grow by `multiplier` from `initial_backoff_s` to `max_backoff_s`, each drawn from [half, whole], and are
     never shorter than the server's retry hint. `max_attempts=1` turns retries off. Raises ValueError for values without

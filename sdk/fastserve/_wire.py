@@ -90,6 +90,27 @@ def _stopping(options: GenerateOptions) -> pb.Stopping:
     )
 
 
+class Delivered:
+    """The ids of a stream so far, to go on behind them through another gateway."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._ended = False
+
+    def add(self, response: pb.GenerateResponse) -> None:
+        for output in response.outputs:
+            self._ids.extend(output.token_ids)
+            self._ended |= output.HasField("finish_info")
+
+    def resume(self, request: pb.GenerateRequest) -> bool:
+        """Make `request` ask for the rest. False when it cannot: several answers, or nothing is left."""
+        if request.sampling.num_sequences > 1 or self._ended or not self._ids:
+            return False
+        request.delivered.ids[:] = self._ids
+        request.response.echo = False
+        return True
+
+
 def to_generation(response: pb.GenerateResponse) -> Generation:
     answers = [
         Answer(

@@ -134,8 +134,8 @@ class AsyncClient:
 class AsyncStream(AsyncIterator[Chunk]):
     """Iterates over chunks. Use it in an `async with` block, or call `aclose`: both abort what is not finished.
 
-    The call starts at the first `anext`. `request_id` is the id in use; it changes when a call that had no answer yet
-    is made again without a given id.
+    The call starts at the first `anext`. A lost gateway does not end it; see `Stream`. `request_id` is the id in use; it
+    changes when a call that had no answer yet is made again without a given id.
     """
 
     def __init__(
@@ -154,6 +154,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         self._chunks: deque[Chunk] = deque()
         self._call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse] | None = None
         self._answered = False
+        self._delivered = _wire.Delivered()
         self._closed = False
         self._request.request_id = self._given_id or _wire.new_request_id()
 
@@ -213,6 +214,7 @@ class AsyncStream(AsyncIterator[Chunk]):
             self._closed = True
         else:
             self._answered = True
+            self._delivered.add(response)
             self._chunks.extend(_wire.to_chunks(response))
 
     async def _recover(self, error: grpc.RpcError) -> None:
@@ -221,14 +223,15 @@ class AsyncStream(AsyncIterator[Chunk]):
             return
         typed = from_rpc(error, self.request_id)
         try:
-            if self._answered:
+            if self._answered and not self._delivered.resume(self._request):
                 raise typed from error
             await asyncio.sleep(self._attempts.next_wait_s(typed))
         except BaseException:
             self._closed = True
             raise
         self._call = None
-        self._request.request_id = self._given_id or _wire.new_request_id()
+        if not self._answered:
+            self._request.request_id = self._given_id or _wire.new_request_id()
 
 
 def _task_is_cancelled() -> bool:

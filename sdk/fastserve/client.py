@@ -125,6 +125,9 @@ class Client:
 class Stream(Iterator[Chunk]):
     """Iterates over chunks. Use it in a `with` block, or call `close`: both abort what is not finished.
 
+    When the gateway is lost in the middle of a single answer, the stream goes on through another one (or the same, back
+    again) where it stopped, as often as the retry policy says.
+
     `request_id` is the id in use; it changes when a call that had no answer yet is made again without a given id.
     For one thread at a time; `close` may be called from any.
     """
@@ -144,6 +147,7 @@ class Stream(Iterator[Chunk]):
         self._attempts = attempts
         self._chunks: deque[Chunk] = deque()
         self._answered = False
+        self._delivered = _wire.Delivered()
         self._closed = threading.Event()
         self._start()
 
@@ -175,11 +179,13 @@ class Stream(Iterator[Chunk]):
                 self._recover(error)
                 continue
             self._answered = True
+            self._delivered.add(response)
             self._chunks.extend(_wire.to_chunks(response))
         return self._chunks.popleft()
 
     def _start(self) -> None:
-        self._request.request_id = self._given_id or _wire.new_request_id()
+        if not self._answered:
+            self._request.request_id = self._given_id or _wire.new_request_id()
         self._call = self._stub.GenerateStream(
             self._request, timeout=self._attempts.remaining_s(), metadata=self._metadata
         )
@@ -192,7 +198,7 @@ class Stream(Iterator[Chunk]):
             return
         typed = from_rpc(error, self.request_id)
         try:
-            if self._answered:
+            if self._answered and not self._delivered.resume(self._request):
                 raise typed from error
             wait_s = self._attempts.next_wait_s(typed)
         except Exception:

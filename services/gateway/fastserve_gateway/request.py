@@ -61,6 +61,7 @@ class RequestFields:
     priority: int | None = None
     expected_output_tokens: int | None = None
     program: str | None = None
+    delivered: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class GenerationRequest:
     expected_output_tokens: int
     #: What all requests of one agent share; "": it is alone.
     program: str
+    #: What an earlier stream of the answer has delivered; it goes on behind them.
+    delivered: Sequence[int] = ()
 
     @property
     def num_answers(self) -> int:
@@ -173,7 +176,20 @@ class RequestBuilder:
             priority=priority,
             expected_output_tokens=expected,
             program=_program(checks, fields.program),
+            delivered=self._delivered(checks, fields, n, prompts),
         )
+
+    def _delivered(self, checks: Checks, fields: RequestFields, n: int, prompts: Sequence[Prompt]) -> Sequence[int]:
+        """Ids of an answer that goes on."""
+        ids = tuple(fields.delivered)
+        if not ids:
+            return ()
+        if n * len(prompts) != 1:
+            raise checks.refuse("delivered", "is for requests with one answer")
+        if len(ids) > prompts[0].max_tokens:
+            raise checks.refuse("delivered", f"has {len(ids)} ids; the answer may have {prompts[0].max_tokens}")
+        self._check_ids(checks, "delivered", ids)
+        return ids
 
     def _num_answers(self, checks: Checks, fields: RequestFields) -> int:
         n = checks.integer("n", fields.n, 1, 1, limits.MAX_SEQUENCES)

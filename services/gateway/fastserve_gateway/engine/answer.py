@@ -1,7 +1,9 @@
 """One answer of a session: scheduler events in, deltas out. Pure apart from the metrics it is given."""
 
 import time
+from collections.abc import Iterable
 
+from fastserve_common.errors import InvalidArgumentError
 from fastserve_gateway.engine.events import (
     Delta,
     Ended,
@@ -56,6 +58,15 @@ class Answer:
             finish = Finish(FinishReason.STOP, stop_string=stop_string)
             self.close("stop")
         return Delta(self.index, "".join(texts), event.ids[:used], logprobs, finish)
+
+    def replay(self, ids: Iterable[int]) -> None:
+        """Tokens that the caller has: their text has been shown, what was held back of it will be.
+
+        Raises InvalidArgumentError when they hold a whole stop string: that answer is over.
+        """
+        for token_id in ids:
+            if self._push_token(token_id, None, [], []) is not None:
+                raise InvalidArgumentError("the delivered tokens end the answer already", param="delivered")
 
     def _push_token(
         self, token_id: int, entry: TokenLogprob | None, texts: list[str], logprobs: list[PlacedLogprob]

@@ -289,6 +289,7 @@ class SchedulerLink:
         if sequence is None:
             return
         transient = sequence.accepted and rejected.reason in codec.TRANSIENT_REFUSALS
+        transient |= sequence.resumes and rejected.reason == scheduler_pb2.REJECT_REASON_DUPLICATE_ID
         if transient and sequence.refused_for_s() < self._reconnect_timeout_s:
             loop = asyncio.get_running_loop()
             self._drop_timer(sequence.wire_id)

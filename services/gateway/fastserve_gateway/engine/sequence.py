@@ -2,7 +2,7 @@
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fastserve_common.errors import FastServeError
 from fastserve_gateway.engine.events import AnswerEvent, Ended, Failed, Ids, StopKind, Submission, TokensArrived
@@ -11,9 +11,14 @@ from fastserve_gateway.engine.events import AnswerEvent, Ended, Failed, Ids, Sto
 class Sequence:
     """Owned by a session, known to the link while it is live. Ids arrive in order, without gaps, exactly once."""
 
-    def __init__(self, submission: Submission, sink: Callable[[AnswerEvent], None]) -> None:
+    def __init__(
+        self, submission: Submission, sink: Callable[[AnswerEvent], None], delivered: Iterable[int] = ()
+    ) -> None:
+        """`delivered`: ids that the caller got through a gateway that is gone."""
         self.submission = submission
-        self.received: Ids = array("I")
+        self.received: Ids = array("I", delivered)
+        #: The scheduler may not have noticed yet that the other gateway is gone.
+        self.resumes = bool(self.received)
         #: Accepted by some scheduler: a refusal when it is submitted again is waited out, not shown.
         self.accepted = False
         self._sink = sink

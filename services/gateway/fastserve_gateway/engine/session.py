@@ -63,7 +63,7 @@ class Session:
         on_close: Callable[[], None],
     ) -> None:
         self.request = request
-        self.usage = Usage(request.num_prompt_tokens)
+        self.usage = Usage(request.num_prompt_tokens, len(request.delivered))
         self._link = link
         self._text = text
         self._metrics = metrics
@@ -133,8 +133,9 @@ class Session:
         )
         scanner = StopScanner(request.stops, include_stop=request.include_stop) if request.stops else None
         text = AnswerText(self._text.detokenizer(prompt.ids), scanner)
-        sequence = Sequence(submission, lambda event: self._put(answer, event))
+        sequence = Sequence(submission, lambda event: self._put(answer, event), request.delivered)
         answer = Answer(index, request, sequence, text, self._metrics)
+        answer.replay(request.delivered)
         self._metrics.accepted.inc()
         self._metrics.request_max_tokens.observe(prompt.max_tokens)
         self._link.submit(sequence)

@@ -23,6 +23,7 @@ FIELD_NAMES = {
     "stop_token_ids": "stopping.stop_token_ids",
     "stop": "stopping.stop_strings",
     "logprobs": "response.logprobs",
+    "delivered": "delivered.ids",
 }
 
 _FINISH_REASONS = {
@@ -60,6 +61,7 @@ def fields_from_wire(message: inference_pb2.GenerateRequest) -> RequestFields:
         priority=message.priority,
         expected_output_tokens=message.expected_output_tokens,
         program=message.program,
+        delivered=list(message.delivered.ids),
     )
 
 
