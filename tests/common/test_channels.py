@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from fastserve.v1 import kvstore_pb2, kvstore_pb2_grpc
 from fastserve_common import errors
-from fastserve_common.channels import MAX_MESSAGE_BYTES, GrpcServer, full_names, open_channel
+from fastserve_common.channels import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, GrpcServer, full_names, open_channel
 
 ERRORS: list[tuple[Exception, grpc.StatusCode, str]] = [
     (errors.InvalidArgumentError("n must be 1", param="n"), grpc.StatusCode.INVALID_ARGUMENT, "n must be 1"),
@@ -136,3 +136,13 @@ async def test_cancelling_many_streams_leaves_no_task_behind() -> None:
         async with asyncio.timeout(10):
             while len(asyncio.all_tasks()) > before + 2:  # noqa: ASYNC110 - tasks of the library end unannounced
                 await asyncio.sleep(0.01)
+
+
+async def test_headers_above_the_cap_are_refused() -> None:
+    async with serving(Servicer()) as (_, channel):
+        stub = kvstore_pb2_grpc.KvStoreStub(channel)
+        few = (("x", "a" * (MAX_METADATA_BYTES // 2)),)
+        assert (await stub.Attach(kvstore_pb2.AttachRequest(owner="me"), metadata=few)).segment == "me"
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.Attach(kvstore_pb2.AttachRequest(), metadata=(("x", "a" * MAX_METADATA_BYTES),))
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

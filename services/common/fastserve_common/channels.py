@@ -16,6 +16,9 @@ from fastserve_common.tls import identity
 #: The largest message either end sends or accepts. Activations are cut into chunks far below it.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
+#: Headers of one call, together.
+MAX_METADATA_BYTES = 16 * 1024
+
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 
@@ -24,6 +27,8 @@ ChannelOptions = tuple[tuple[str, int | str], ...]
 _COMMON: ChannelOptions = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
