@@ -1,5 +1,6 @@
 """Chrome traces of what stages did: whether one is valid, how much of the copying was hidden, and a picture of it."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,22 +63,39 @@ def hidden_share(spans: Iterable[Bar]) -> float:
     spans = list(spans)
     total_s = hidden_s = 0.0
     for stage in {bar.stage for bar in spans}:
-        computing = [(b.begin_s, b.end_s) for b in spans if b.stage == stage and b.what == "compute"]
+        # Of one stage, one computes at a time: sorted by begin is sorted by end.
+        computing = sorted((b.begin_s, b.end_s) for b in spans if b.stage == stage and b.what == "compute")
+        ends_s = [end_s for _, end_s in computing]
         for bar in spans:
             if bar.stage == stage and bar.what in ("copy out", "copy in"):
                 total_s += bar.end_s - bar.begin_s
-                hidden_s += sum(max(0.0, min(bar.end_s, end) - max(bar.begin_s, begin)) for begin, end in computing)
+                hidden_s += _covered_s(bar, computing, bisect_right(ends_s, bar.begin_s))
     return hidden_s / total_s if total_s else 1.0
+
+
+def _covered_s(bar: Bar, computing: Sequence[tuple[float, float]], first: int) -> float:
+    covered_s = 0.0
+    for index in range(first, len(computing)):
+        begin_s, end_s = computing[index]
+        if begin_s >= bar.end_s:
+            break
+        covered_s += min(bar.end_s, end_s) - max(bar.begin_s, begin_s)
+    return covered_s
 
 
 def busiest(spans: Sequence[Bar], width_s: float) -> float:
     """Where a window of `width_s` begins in which most is copied."""
     copies = sorted((b for b in spans if b.what in ("copy out", "copy in")), key=lambda bar: bar.begin_s)
-
-    def copied_s(begin_s: float) -> float:
-        return sum(b.end_s - b.begin_s for b in copies if begin_s <= b.begin_s < begin_s + width_s)
-
-    return max((bar.begin_s for bar in copies), key=copied_s, default=0.0)
+    best_s = copied_s = 0.0
+    best_begin_s, last = 0.0, 0
+    for bar in copies:
+        while last < len(copies) and copies[last].begin_s < bar.begin_s + width_s:
+            copied_s += copies[last].end_s - copies[last].begin_s
+            last += 1
+        if copied_s > best_s:
+            best_s, best_begin_s = copied_s, bar.begin_s
+        copied_s -= bar.end_s - bar.begin_s
+    return best_begin_s
 
 
 def save_plot(spans: Sequence[Bar], path: Path, *, begin_s: float, width_s: float, title: str) -> None:

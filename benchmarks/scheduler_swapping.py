@@ -9,10 +9,15 @@ process; results depend on the seeds alone.
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
+
+from _timeline import Bar, busiest, hidden_share, save_plot
 
 from fastserve_scheduler.core import CoreConfig, MlfqConfig, SchedulerCore, Snapshot
+from fastserve_scheduler.core.commands import RunIteration
 from fastserve_scheduler.core.config import KvRanking
-from fastserve_scheduler.sim import JobRecord, LinkCost, Simulator
+from fastserve_scheduler.core.events import IterationDone, SwapDone
+from fastserve_scheduler.sim import JobRecord, LinkCost, Result, Simulator
 from fastserve_scheduler.sim.cost import OPT_13B_A100
 from fastserve_scheduler.sim.workload import poisson
 
@@ -81,6 +86,32 @@ def run(variant: Variant, setting: Setting, seed: int) -> tuple[list[JobRecord],
     return list(result.jobs.values()), simulated.core.snapshot()
 
 
+def bars_of(result: Result) -> list[Bar]:
+    """What the one stage of a logged simulation computed and copied. Ends are when the core hears of them."""
+    plans = [command for command in result.commands if isinstance(command, RunIteration)]
+    direction = {op.swap_id: op.direction.value for plan in plans for op in plan.swaps}
+    bars = []
+    for at_ns, event in result.events:
+        if isinstance(event, IterationDone) and event.compute_ns:
+            bars.append(Bar(0, "compute", (at_ns - event.compute_ns) / 1e9, at_ns / 1e9))
+        elif isinstance(event, SwapDone):
+            bars.append(Bar(0, f"copy {direction[event.swap_id]}", (at_ns - event.copy_ns) / 1e9, at_ns / 1e9))
+    return bars
+
+
+def draw(variant: Variant, setting: Setting, folder: Path, width_s: float = 1.0) -> None:
+    """A picture of the second with the most copying, and how much of all copying was hidden."""
+    simulated = simulator(variant, setting)
+    simulated.keep_log = True
+    result = simulated.run(poisson(setting.jobs, setting.rate, 1), setting.blocks, host_slots=setting.slots)
+    bars = bars_of(result)
+    begin_s = max(0.0, busiest(bars, width_s) - width_s / 10)
+    title = f"{variant.name}, OPT-13B on one A100, {setting.gigabytes_per_second:g} GB/s"
+    path = folder / f"swap_timeline_{variant.kv_policy}.png"
+    save_plot(bars, path, begin_s=begin_s, width_s=width_s, title=title)
+    print(f"{variant.name:16}{hidden_share(bars):8.1%} of copying beside computing; {path.name}", flush=True)
+
+
 def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
@@ -116,6 +147,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=8192)
     parser.add_argument("--alpha", type=float, default=10.0, help="seconds")
     parser.add_argument("--bandwidth", type=float, default=25.0, help="GB/s per direction")
+    parser.add_argument("--timelines", type=Path, help="draw the first seed's into this folder, instead of the table")
     parser.add_argument("--variants", nargs="+", default=[variant.name for variant in VARIANTS])
     options = parser.parse_args()
     setting = Setting(
@@ -124,8 +156,13 @@ def main() -> None:
     print(
         f"{setting.jobs} jobs at {setting.rate:.3f} job/s (load {options.load}), {options.seeds} seeds, mean; {setting}"
     )
+    chosen = [variant for variant in VARIANTS if variant.name in options.variants]
+    if options.timelines:
+        for variant in chosen:
+            draw(variant, setting, options.timelines)
+        return
     print(f"{'':16}" + "".join(f"{column:>10}" for column in COLUMNS))
-    for variant in (variant for variant in VARIANTS if variant.name in options.variants):
+    for variant in chosen:
         rows = [row(*run(variant, setting, seed)) for seed in range(1, options.seeds + 1)]
         means = [sum(column) / len(column) for column in zip(*rows, strict=True)]
         print(f"{variant.name:16}" + "".join(f"{value:10.4f}" for value in means), flush=True)

@@ -1,6 +1,7 @@
 """The measurement of ENST's error: its estimates and its statistics."""
 
 import importlib
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -51,3 +52,20 @@ def test_a_short_simulation_is_observed(enst: ModuleType, tmp_path: Path) -> Non
     assert -1 <= correlation <= 1
     enst.save_plot(seen, tmp_path / "e.png", "short")
     assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bars_of_a_simulation_do_not_overlap_in_a_row(enst: ModuleType, tmp_path: Path) -> None:
+    swapping = importlib.import_module("scheduler_swapping")
+    variant, setting = swapping.Variant("p", "proactive"), enst.Setting(40, 6.0, 260, 4000, 2.0, 25.0)
+    simulated = swapping.simulator(variant, setting)
+    simulated.keep_log = True
+    result = simulated.run(swapping.poisson(40, 6.0, 1), setting.blocks, host_slots=setting.slots)
+    bars = swapping.bars_of(result)
+    assert {bar.what for bar in bars} == {"compute", "copy out", "copy in"}
+    for what in ("compute", "copy out", "copy in"):
+        row = sorted((bar.begin_s, bar.end_s) for bar in bars if bar.what == what)
+        assert all(end <= begin + 1e-9 for (_, end), (begin, _) in pairwise(row))
+    computed_s = sum(bar.end_s - bar.begin_s for bar in bars if bar.what == "compute")
+    assert computed_s == pytest.approx(result.busy_ns[0] / 1e9)
+    swapping.draw(variant, setting, tmp_path)
+    assert (tmp_path / "swap_timeline_proactive.png").read_bytes().startswith(b"\x89PNG")
