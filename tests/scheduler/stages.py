@@ -18,7 +18,7 @@ import grpc.aio
 
 from fastserve.v1 import stage_pb2, stage_pb2_grpc
 from fastserve_common.channels import SERVER_OPTIONS
-from fastserve_common.state import StateStore, membership
+from fastserve_common.state import StateStore, membership, stage_member
 
 VOCAB_SIZE = 997
 FINGERPRINT = "scripted"
@@ -236,7 +236,9 @@ class StageRig:
         num_blocks: int = 256,
         block_size: int = 4,
         max_model_len: int = 512,
+        replica: int = 0,
     ) -> None:
+        self.replica = replica
         self.store, self.num_stages = store, num_stages
         self.scripts = [Script() for _ in range(num_stages)]
         self.stages: list[ScriptedStage | None] = [None] * num_stages
@@ -261,7 +263,7 @@ class StageRig:
         exits = self._exits[stage]
         exits.push_async_callback(server.stop, None)
         exits.callback(servicer.kill)
-        await exits.enter_async_context(membership(self.store, "stage", f"stage-{stage}", info))
+        await exits.enter_async_context(membership(self.store, "stage", stage_member(self.replica, stage), info))
 
     async def start_all(self) -> None:
         for stage in range(self.num_stages):

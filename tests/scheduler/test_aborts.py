@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastserve_scheduler import app
+from fastserve_scheduler import replica
 from fastserve_scheduler.gateway_link import GatewayLink
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import FromGateway, Input, LinkClosed
@@ -159,7 +159,7 @@ async def test_a_submit_that_is_read_after_its_stream_broke_is_not_taken(
             super().__init__()
             inboxes.append(self)
 
-    monkeypatch.setattr(app, "Inbox", Seen)
+    monkeypatch.setattr(replica, "Inbox", Seen)
     async with Cluster(tmp_path, flags=["--reattach-grace", "0"]) as cluster:
         gateway = await cluster.gateway()
         [inbox] = inboxes

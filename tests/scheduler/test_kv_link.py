@@ -225,8 +225,9 @@ async def test_the_next_scheduler_takes_the_slots_and_an_older_one_is_refused(
 
 async def test_a_kvstore_that_is_not_there_yet_is_waited_for(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     kvstore = rig.kvstore()
-    rig.link().aim(HostArena(1 << 20, NUM_SLOTS, NODE))
+    start = await rig.store.increment(f"kvstore-starts:{NODE}", least=1 << 40) + 1
+    rig.link().aim(HostArena(start << 20, NUM_SLOTS, NODE))
     await until(lambda: "no member of the cluster" in caplog.text)
     async with kvstore:
-        assert await _arena(kvstore) == HostArena(1 << 20, NUM_SLOTS, NODE)
+        assert await _arena(kvstore) == HostArena(start << 20, NUM_SLOTS, NODE)
         await rig.session()

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,9 +32,9 @@ async def test_sums_agree_and_gauges_return_to_zero_after_a_mass_abort(
     ports: list[int] = []
 
     def serve_on_any_port(
-        metrics: Metrics, take: Callable[[], Snapshot | None], host: str, port: int
+        replicas: Sequence[tuple[Metrics, Callable[[], Snapshot | None]]], host: str, port: int
     ) -> tuple[int, Callable[[], None]]:
-        found, stop = serve_metrics(metrics, take, host, 0)
+        found, stop = serve_metrics(replicas, host, 0)
         ports.append(found)
         return found, stop
 

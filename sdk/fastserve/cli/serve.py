@@ -71,13 +71,13 @@ class _App:
             if model is None:
                 raise StoppedError
             checks.check_model(settings, model.model_dir)
-        kvstore = specs.kvstore(settings, state_url)
-        if kvstore is not None:
-            supervisor.start(kvstore)
+        kvstores = specs.kvstores(settings, state_url)
+        if kvstores:
+            supervisor.start(*kvstores)
         workers = specs.workers(settings, state_url, model)
         with reporter.phase(f"loading {len(workers)} stage{'s' if len(workers) > 1 else ''}"):
             supervisor.start(*workers)
-            await supervisor.until_registered(*workers, *([kvstore] if kvstore else []))
+            await supervisor.until_registered(*workers, *kvstores)
         with reporter.phase("starting the scheduler"):
             scheduler = specs.scheduler(settings, state_url)
             supervisor.start(scheduler)

@@ -52,6 +52,7 @@ class EngineSettings(ClusterSettings):
 
     model: str = Field(DEMO_MODEL, description="folder, GGUF file or name of the model")
     stages: int = Field(2, ge=1, le=MAX_STAGES, description="pipeline stages, one process each")
+    replicas: int = Field(1, ge=1, le=MAX_STAGES, description="pipelines of the model, each with all its stages")
     device: Device = Field("cpu", description="cpu or cuda")
     dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16; auto: float32 on cpu")
     linear: Linear = Field("auto", description="kind of linear layers: auto, torch, packed or fp16")

@@ -2,13 +2,14 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastserve.cli.settings import EngineSettings, ServeSettings
 from fastserve_common.lifecycle import SUPERVISOR_PID_ENV
 from fastserve_common.settings import ENV_PREFIX
+from fastserve_common.state import stage_member
 
 NODE = "local"
 
@@ -68,21 +69,32 @@ def child_environment(spec_environment: Mapping[str, str], inherited: Mapping[st
 FAKE_KV_BYTES = 4 << 20
 
 
-def kvstore(settings: ServeSettings, state_url: str) -> ChildSpec | None:
+def kvstores(settings: ServeSettings, state_url: str) -> tuple[ChildSpec, ...]:
+    """One per pipeline, as if each were a node of its own: stages of two pipelines cannot share an arena."""
+    specs = (kvstore(settings, state_url, replica) for replica in range(settings.replicas))
+    return tuple(spec for spec in specs if spec is not None)
+
+
+def node(replica: int) -> str:
+    return NODE if replica == 0 else f"{NODE}-{replica}"
+
+
+def kvstore(settings: ServeSettings, state_url: str, replica: int = 0) -> ChildSpec | None:
     """None when no host memory is given: preempted requests are computed again then."""
     if settings.host_kv_memory == 0:
         return None
     flags = [
-        f"--node={NODE}",
-        f"--host-kv-memory={_kv_bytes(settings, settings.host_kv_memory)}",
+        f"--node={node(replica)}",
+        f"--host-kv-memory={_kv_bytes(settings, settings.host_kv_memory // settings.replicas)}",
         f"--lock-memory={_lock_memory(settings)}",
     ]
     if settings.kv_lease_ttl is not None:
         flags.append(f"--lease-ttl-s={settings.kv_lease_ttl}")
     if settings.metrics_port:
-        flags.append(f"--metrics-listen=127.0.0.1:{settings.metrics_port + 1}")
+        flags.append(f"--metrics-listen=127.0.0.1:{settings.metrics_port + 1 + replica}")
     argv = module_argv("fastserve_kvstore", *_common(settings, state_url), *flags)
-    return ChildSpec("kvstore", "kvstore", NODE, argv, STOP_MARGIN_S)
+    name = "kvstore" if replica == 0 else f"kvstore-{replica}"
+    return ChildSpec(name, "kvstore", node(replica), argv, STOP_MARGIN_S)
 
 
 def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[ChildSpec, ...]:
@@ -90,28 +102,40 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
         *_common(settings, state_url),
         f"--model-dir={model.model_dir}",
         f"--num-stages={settings.stages}",
-        f"--node={NODE}",
-        *_given(settings, "device", "dtype", "linear", "threads", "block_size", "max_model_len"),
+        *_given(settings, "device", "dtype", "linear", "block_size", "max_model_len"),
+        *_threads(settings),
         f"--kv-memory={_kv_bytes(settings, settings.kv_memory)}",
         *(["--kv-checksums"] if isinstance(settings, ServeSettings) and settings.kv_checksums else []),
         *(_fake(settings, model) if settings.fake else []),
     ]
     return tuple(
-        ChildSpec(
-            f"stage-{stage}",
-            "stage",
-            f"stage-{stage}",
-            module_argv("fastserve_worker", *shared, f"--stage={stage}", *_stage_metrics(settings, stage)),
-            STOP_MARGIN_S,
-        )
+        _worker(settings, shared, replica, stage)
+        for replica in range(settings.replicas)
         for stage in range(settings.stages)
     )
 
 
-def _stage_metrics(settings: EngineSettings, stage: int) -> Iterable[str]:
-    """Above the scheduler's and the kvstore's; a profile run has none."""
+def _worker(settings: EngineSettings, shared: Sequence[str], replica: int, stage: int) -> ChildSpec:
+    name = stage_member(replica, stage)
+    which = [f"--stage={stage}", f"--node={node(replica)}", *([f"--replica={replica}"] if replica else [])]
+    which += _stage_metrics(settings, replica, stage)
+    return ChildSpec(name, "stage", name, module_argv("fastserve_worker", *shared, *which), STOP_MARGIN_S)
+
+
+def _threads(settings: EngineSettings) -> Iterable[str]:
+    """A worker divides the cores among the stages of its own pipeline; others are not its business."""
+    if settings.threads is not None:
+        yield f"--threads={settings.threads}"
+    elif settings.replicas > 1:
+        cores = len(os.sched_getaffinity(0))
+        yield f"--threads={max(1, cores // (settings.stages * settings.replicas))}"
+
+
+def _stage_metrics(settings: EngineSettings, replica: int, stage: int) -> Iterable[str]:
+    """Above the scheduler's and the kvstores'; a profile run has none."""
     if isinstance(settings, ServeSettings) and settings.metrics_port:
-        yield f"--metrics-listen=127.0.0.1:{settings.metrics_port + 2 + stage}"
+        above = 1 + settings.replicas + replica * settings.stages + stage
+        yield f"--metrics-listen=127.0.0.1:{settings.metrics_port + above}"
 
 
 def _kv_bytes(settings: EngineSettings, given: int) -> int:
@@ -177,6 +201,7 @@ def _scheduler_base(settings: EngineSettings, state_url: str) -> list[str]:
     return [
         *_common(settings, state_url),
         f"--num-stages={settings.stages}",
+        *([f"--num-replicas={settings.replicas}"] if settings.replicas > 1 else []),
         *_given(settings, "max_num_seqs", "max_model_len", "profile_dir"),
     ]
 

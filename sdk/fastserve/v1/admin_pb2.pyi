@@ -306,6 +306,7 @@ class JobState(_message.Message):
     AGE_MS_FIELD_NUMBER: _builtins.int
     WAITING_MS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
     job_id: _builtins.int
     request_id: _builtins.str
     gateway_id: _builtins.str
@@ -321,6 +322,8 @@ class JobState(_message.Message):
     waiting_ms: _builtins.int
     """Since it last ran, or arrived. Zero while it runs."""
     preemptions: _builtins.int
+    replica: _builtins.int
+    """Which pipeline it is on."""
     def __init__(
         self,
         *,
@@ -337,10 +340,11 @@ class JobState(_message.Message):
         age_ms: _builtins.int = ...,
         waiting_ms: _builtins.int = ...,
         preemptions: _builtins.int = ...,
+        replica: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "gateway_id", b"gateway_id", "job_id", b"job_id", "level", b"level", "max_tokens", b"max_tokens", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "service_class", b"service_class", "state", b"state", "waiting_ms", b"waiting_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "gateway_id", b"gateway_id", "job_id", b"job_id", "level", b"level", "max_tokens", b"max_tokens", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "replica", b"replica", "request_id", b"request_id", "service_class", b"service_class", "state", b"state", "waiting_ms", b"waiting_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -498,6 +498,7 @@ class GetStateResponse(_message.Message):
     SWAPS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     SWAPS_IN_FLIGHT_OUT_FIELD_NUMBER: _builtins.int
     SWAP_BLOCKED_NS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     running: _builtins.int
     waiting: _builtins.int
@@ -527,6 +528,10 @@ class GetStateResponse(_message.Message):
     def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelState]: ...
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageState]: ...
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetStateResponse]:
+        """Where the scheduler drives several pipelines: each of them. What is outside is all of them together."""
+
     def __init__(
         self,
         *,
@@ -554,10 +559,11 @@ class GetStateResponse(_message.Message):
         swaps_in_flight: _builtins.int = ...,
         swaps_in_flight_out: _builtins.int = ...,
         swap_blocked_ns: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___GetStateResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_in_flight", b"batches_in_flight", "demotions", b"demotions", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "iterations", b"iterations", "levels", b"levels", "longest_wait_ms", b"longest_wait_ms", "policy", b"policy", "preemptions", b"preemptions", "promotions", b"promotions", "running", b"running", "stages", b"stages", "swap_blocked_ns", b"swap_blocked_ns", "swap_bytes_in", b"swap_bytes_in", "swap_bytes_out", b"swap_bytes_out", "swapped", b"swapped", "swaps_in", b"swaps_in", "swaps_in_flight", b"swaps_in_flight", "swaps_in_flight_out", b"swaps_in_flight_out", "swaps_out", b"swaps_out", "tokens_generated", b"tokens_generated", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_in_flight", b"batches_in_flight", "demotions", b"demotions", "device_blocks_free", b"device_blocks_free", "device_blocks_total", b"device_blocks_total", "host_blocks_free", b"host_blocks_free", "host_blocks_total", b"host_blocks_total", "iterations", b"iterations", "levels", b"levels", "longest_wait_ms", b"longest_wait_ms", "policy", b"policy", "preemptions", b"preemptions", "promotions", b"promotions", "replicas", b"replicas", "running", b"running", "stages", b"stages", "swap_blocked_ns", b"swap_blocked_ns", "swap_bytes_in", b"swap_bytes_in", "swap_bytes_out", b"swap_bytes_out", "swapped", b"swapped", "swaps_in", b"swaps_in", "swaps_in_flight", b"swaps_in_flight", "swaps_in_flight_out", b"swaps_in_flight_out", "swaps_out", b"swaps_out", "tokens_generated", b"tokens_generated", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -599,10 +605,13 @@ class StageState(_message.Message):
     UP_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     LAST_ITERATION_NS_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     up: _builtins.bool
     address: _builtins.str
     last_iteration_ns: _builtins.int
+    replica: _builtins.int
+    """Which pipeline it is a stage of."""
     def __init__(
         self,
         *,
@@ -610,10 +619,11 @@ class StageState(_message.Message):
         up: _builtins.bool = ...,
         address: _builtins.str = ...,
         last_iteration_ns: _builtins.int = ...,
+        replica: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "last_iteration_ns", b"last_iteration_ns", "stage", b"stage", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "last_iteration_ns", b"last_iteration_ns", "replica", b"replica", "stage", b"stage", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,6 +66,11 @@ class StateStore(Protocol):
     async def close(self) -> None: ...
 
 
+def stage_member(replica: int, stage: int) -> str:
+    """The name under which a stage registers in role `stage`: that of the first replica has no number."""
+    return f"stage-{stage}" if replica == 0 else f"stage-{replica}-{stage}"
+
+
 def open_state(url: str) -> StateStore:
     """`sqlite:///path/to/file`, `redis://[user:password@]host:port/db`, `rediss://...` (TLS) or `unix://path`.
 
@@ -123,8 +128,11 @@ class SqliteState:
         except (sqlite3.Error, OSError) as error:
             raise StateError(f"cannot open {path}: {error}") from error
         self._thread = ThreadPoolExecutor(1, "state")
+        self._closed = False
 
     async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if self._closed:
+            raise StateError("the state store is closed")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._db)
         except sqlite3.Error as error:
@@ -163,6 +171,7 @@ class SqliteState:
         await self._call(lambda db: db.execute("DELETE FROM leases WHERE name = ? AND owner = ?", (name, owner)))
 
     async def close(self) -> None:
+        self._closed = True
         await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)
         self._thread.shutdown()
 

@@ -1,4 +1,4 @@
-"""What operators may see and change of a running scheduler. Runs in the driver's task, one order after the other."""
+"""What operators may see and change of a running scheduler. One order after the other."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -8,9 +8,8 @@ from typing import Protocol
 from fastserve_common.errors import InvalidArgumentError, NotFoundError
 from fastserve_common.settings import SettingsError
 from fastserve_scheduler.core.history import Moment
-from fastserve_scheduler.core.job import Job
 from fastserve_scheduler.runner import Runner
-from fastserve_scheduler.sessions import Session, Sessions
+from fastserve_scheduler.sessions import Session
 from fastserve_scheduler.settings import SchedulerSettings
 
 #: Who did what to the scheduler, and why. One line per order, whatever the log level of the rest.
@@ -58,26 +57,30 @@ class JobView:
     age_ms: int
     waiting_ms: int
     preemptions: int
+    replica: int
 
 
 class Served(Protocol):
-    """What the admin needs of the driver."""
+    """What the admin needs of the pipelines, all together."""
 
     @property
     def settings(self) -> SchedulerSettings: ...
 
     @property
-    def sessions(self) -> Sessions: ...
-
-    @property
-    def runner(self) -> Runner | None: ...
-
-    @property
     def draining(self) -> bool: ...
+
+    @property
+    def num_live(self) -> int: ...
+
+    def live(self) -> Iterable[tuple[int, Runner, Session]]: ...
+
+    def find(self, request_id: str) -> Session | None: ...
+
+    def runner_of(self, job_id: int) -> Runner | None: ...
 
     def reconfigure(self, settings: SchedulerSettings) -> None: ...
 
-    def drain(self) -> None: ...
+    def begin_drain(self) -> None: ...
 
     def resume(self) -> None: ...
 
@@ -124,8 +127,8 @@ class Admin:
 
     def drain(self, operator: Operator) -> int:
         """Requests in progress, which go on."""
-        self.served.drain()
-        live = len(self.served.sessions)
+        self.served.begin_drain()
+        live = self.served.num_live
         self._audit("draining", operator, live=live)
         return live
 
@@ -141,27 +144,18 @@ class Admin:
 
     def jobs(self, limit: int) -> tuple[list[JobView], int]:
         """The oldest first, up to `limit` of them; and how many there are."""
-        runner = self.served.runner
-        if runner is None:
-            return [], 0
-        sessions = list(self.served.sessions.live())
-        return list(self._views(runner, sessions[: min(limit or DEFAULT_JOBS, MAX_JOBS)])), len(sessions)
-
-    def _views(self, runner: Runner, sessions: Iterable[Session]) -> Iterable[JobView]:
-        now_ns, has_levels = self.clock_ns(), bool(runner.core.order.level_sizes())
-        for session in sessions:
-            job = runner.core.jobs.get(session.job_id)
-            if job is not None:
-                yield _view(session, job, now_ns, job.level if has_levels else 0)
+        views = [view for at in self.served.live() if (view := _view(*at, self.clock_ns())) is not None]
+        views.sort(key=lambda view: -view.age_ms)
+        return views[: min(limit or DEFAULT_JOBS, MAX_JOBS)], len(views)
 
     def story(self, request_id: str, job_id: int) -> tuple[int, tuple[Moment, ...]]:
         """By request id while it is live, by job id also afterwards. Raises NotFoundError."""
-        session = self.served.sessions.of_request(request_id) if request_id else None
+        session = self.served.find(request_id) if request_id else None
         if session is not None:
             job_id = session.job_id
         elif request_id:
             raise NotFoundError(f"no live request has the id {request_id!r}; one that ended has its job id alone")
-        runner = self.served.runner
+        runner = self.served.runner_of(job_id)
         moments = runner.core.story(job_id) if runner is not None else ()
         if not moments:
             raise NotFoundError(f"nothing is remembered of job {job_id}")
@@ -171,13 +165,17 @@ class Admin:
         audit.warning(what, extra={"peer": operator.peer, "reason": operator.reason, **facts})
 
 
-def _view(session: Session, job: Job, now_ns: int, level: int) -> JobView:
+def _view(replica: int, runner: Runner, session: Session, now_ns: int) -> JobView | None:
+    """None when the request is not with the core."""
+    job = runner.core.jobs.get(session.job_id)
+    if job is None:
+        return None
     return JobView(
         job_id=job.job_id,
         request_id=session.submit.request_id,
         gateway_id=session.link.gateway_id,
         state="running" if job.in_flight else job.kv.value,
-        level=level,
+        level=job.level if runner.core.order.level_sizes() else 0,
         prompt_tokens=session.prompt_tokens,
         output_tokens=session.output_tokens,
         max_tokens=session.submit.max_tokens,
@@ -186,4 +184,5 @@ def _view(session: Session, job: Job, now_ns: int, level: int) -> JobView:
         age_ms=max(0, now_ns - job.arrived_ns) // _NS_PER_MS,
         waiting_ms=0 if job.in_flight else max(0, now_ns - job.ran_ns) // _NS_PER_MS,
         preemptions=session.preemptions,
+        replica=replica,
     )

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,71 +17,17 @@ from fastserve_common.state import StateStore, membership, open_state
 from fastserve_scheduler import codec
 from fastserve_scheduler.admin import Admin
 from fastserve_scheduler.admin_service import ADMIN_SERVICE, AdminService
-from fastserve_scheduler.desk import Desk
-from fastserve_scheduler.driver import Driver
-from fastserve_scheduler.hold import Hold
-from fastserve_scheduler.inbox import Inbox
-from fastserve_scheduler.inputs import AbortAll, Drain, Input
-from fastserve_scheduler.kv_link import KvLink
+from fastserve_scheduler.fleet import Fleet
 from fastserve_scheduler.leadership import MEMBER, ROLE, Leadership
-from fastserve_scheduler.messages import Hello, Status
-from fastserve_scheduler.metrics import Metrics, serve_metrics
-from fastserve_scheduler.pipeline import Pipeline
-from fastserve_scheduler.profiler import Profiler, ProfileStore
+from fastserve_scheduler.messages import Status
+from fastserve_scheduler.metrics import serve_metrics
+from fastserve_scheduler.replica import LAST_WORDS_S
 from fastserve_scheduler.service import SchedulerService
 from fastserve_scheduler.settings import SchedulerSettings
 
 log = logging.getLogger(__name__)
 
-#: After the drain, for aborted requests to end and for gateways to read what is queued for them.
-LAST_WORDS_S = 2.0
-
 EXIT_LOST_LEAD = 1
-
-
-@dataclass(slots=True)
-class Scheduler:
-    """Everything that works while this process leads."""
-
-    driver: Driver
-    pipeline: Pipeline
-    kv_link: KvLink
-    desk: Desk
-    inbox: Inbox[Input]
-    settings: SchedulerSettings
-
-    def state(self) -> codec.ClusterState:
-        runner = self.driver.runner
-        stage_ns = {} if runner is None else runner.stage_ns
-        stages = tuple((v.stage, v.up, v.address, stage_ns.get(v.stage, 0)) for v in self.pipeline.views())
-        return codec.ClusterState(self.driver.settings.policy, self.driver.snapshot(), stages)
-
-    async def drain(self) -> None:
-        """Refuse new requests, let the others finish, abort those that do not in time."""
-        self.inbox.put_now(Drain())
-        for patience_s in (self.settings.drain_timeout, LAST_WORDS_S):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.driver.drained.wait(), patience_s)
-                return
-            self.inbox.put_now(AbortAll())
-
-
-def build(
-    settings: SchedulerSettings,
-    store: StateStore,
-    scheduler_id: str,
-    generation: int,
-    metrics: Metrics,
-    on_status: Callable[[Status], None],
-) -> Scheduler:
-    inbox: Inbox[Input] = Inbox()
-    pipeline = Pipeline(store, settings.num_stages, generation, inbox, time.monotonic)
-    kv_link = KvLink(store, scheduler_id, generation, inbox)
-    hello = Hello(generation, settings.max_model_len, settings.max_model_len, settings.policy, settings.num_stages)
-    desk = Desk(hello, Hold(settings.max_num_queued_reqs, settings.max_num_queued_tokens, metrics.refused))
-    profiler = Profiler(ProfileStore(settings.profile_dir), pipeline.send_measure, settings.max_num_seqs)
-    driver = Driver(settings, inbox, pipeline, kv_link, profiler, desk, metrics, on_status)
-    return Scheduler(driver, pipeline, kv_link, desk, inbox, settings)
 
 
 @dataclass(slots=True)
@@ -95,9 +41,9 @@ class _Faces:
         self.gateways.add_to(server)
         admin_pb2_grpc.add_AdminServicer_to_server(self.operators, server)
 
-    def lead(self, scheduler: Scheduler) -> None:
-        self.gateways.lead(scheduler.inbox, scheduler.state)
-        self.operators.lead(scheduler.inbox, Admin(scheduler.driver, time.monotonic_ns))
+    def lead(self, fleet: Fleet) -> None:
+        self.gateways.lead(fleet.inbox, fleet.state)
+        self.operators.lead(fleet.inbox, Admin(fleet, time.monotonic_ns))
 
 
 async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
@@ -135,18 +81,15 @@ async def _lead(
     stop: asyncio.Event,
 ) -> int:
     health = asyncio.Queue[Status]()
-    metrics = Metrics()
-    scheduler = build(settings, store, leadership.owner, generation, metrics, health.put_nowait)
-    faces.lead(scheduler)
+    fleet = Fleet.build(settings, store, leadership.owner, generation, health.put_nowait)
+    faces.lead(fleet)
     info = leadership.facts(settings.address(port), generation)
     async with (
-        _metrics_endpoint(settings, metrics, scheduler),
+        _metrics_endpoint(settings, fleet),
         membership(store, ROLE, MEMBER, info),
     ):
         work = [
-            asyncio.create_task(scheduler.driver.run(), name="driver"),
-            asyncio.create_task(scheduler.pipeline.run(), name="pipeline"),
-            asyncio.create_task(scheduler.kv_link.run(), name="kvstore-link"),
+            *(asyncio.create_task(work, name=name) for name, work in fleet.tasks()),
             asyncio.create_task(_report_health(grpc_server, health), name="health"),
             asyncio.create_task(leadership.keep(), name="leadership"),
         ]
@@ -156,11 +99,11 @@ async def _lead(
             stopped.cancel()
             if stop.is_set():
                 await grpc_server.set_serving(False)
-                await scheduler.drain()
+                await fleet.drain()
                 return 0
             return _why_ended(work)
         finally:
-            scheduler.desk.close_all()
+            fleet.close_links()
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
@@ -181,11 +124,12 @@ async def _report_health(grpc_server: GrpcServer, health: asyncio.Queue[Status])
 
 
 @contextlib.asynccontextmanager
-async def _metrics_endpoint(settings: SchedulerSettings, metrics: Metrics, scheduler: Scheduler) -> AsyncIterator[None]:
+async def _metrics_endpoint(settings: SchedulerSettings, fleet: Fleet) -> AsyncIterator[None]:
     if settings.metrics_port == 0:
         yield
         return
-    port, close = serve_metrics(metrics, scheduler.driver.snapshot, settings.metrics_host, settings.metrics_port)
+    sources = [(replica.metrics, replica.driver.snapshot) for replica in fleet.replicas]
+    port, close = serve_metrics(sources, settings.metrics_host, settings.metrics_port)
     log.info("metrics", extra={"address": f"{settings.metrics_host}:{port}"})
     try:
         yield

@@ -4,7 +4,7 @@ The functions without a leading underscore are gRPC serializers and deserializer
 on the other. A deserializer raises ValueError for bytes that are no message of ours.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -165,13 +165,46 @@ class ClusterState:
     stages: tuple[tuple[int, bool, str, int], ...]
 
 
-def state_to_wire(state: ClusterState) -> bytes:
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """At least one."""
+
+    replicas: tuple[ClusterState, ...]
+
+
+#: Of several replicas the longest is told; everything else that is counted is added up.
+_LARGEST = frozenset({"longest_wait_ms"})
+
+
+def state_to_wire(state: FleetState) -> bytes:
+    parts = [_state(replica, index) for index, replica in enumerate(state.replicas)]
+    return (parts[0] if len(parts) == 1 else _sum(parts)).SerializeToString()
+
+
+def _sum(parts: Sequence[scheduler_pb2.GetStateResponse]) -> scheduler_pb2.GetStateResponse:
+    whole = scheduler_pb2.GetStateResponse(policy=parts[0].policy)
+    for part in parts:
+        for field, value in part.ListFields():
+            if isinstance(value, int):
+                known = getattr(whole, field.name)
+                setattr(whole, field.name, max(known, value) if field.name in _LARGEST else known + value)
+        whole.stages.extend(part.stages)
+        for level in part.levels:
+            if level.level == len(whole.levels):
+                whole.levels.add(level=level.level, quantum_ns=level.quantum_ns)
+            whole.levels[level.level].waiting += level.waiting
+            whole.levels[level.level].running += level.running
+    whole.replicas.extend(parts)
+    return whole
+
+
+def _state(state: ClusterState, replica: int) -> scheduler_pb2.GetStateResponse:
     pb = scheduler_pb2.GetStateResponse(policy=state.policy)
     for stage, up, address, last_ns in state.stages:
-        pb.stages.add(stage=stage, up=up, address=address, last_iteration_ns=last_ns)
+        pb.stages.add(stage=stage, up=up, address=address, last_iteration_ns=last_ns, replica=replica)
     if state.snapshot is not None:
         _fill_snapshot(pb, state.snapshot)
-    return pb.SerializeToString()
+    return pb
 
 
 def _fill_snapshot(pb: scheduler_pb2.GetStateResponse, snapshot: Snapshot) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fastserve_scheduler.gateway_link import GatewayLink
+from fastserve_scheduler.gateway_link import Peer
 from fastserve_scheduler.hold import Hold
 from fastserve_scheduler.messages import (
     Cancel,
@@ -29,18 +29,18 @@ class Desk:
     draining: bool = False
     #: What gateways are told while draining.
     draining_detail: str = GOING_AWAY
-    _links: list[GatewayLink] = field(default_factory=list)
+    _links: list[Peer] = field(default_factory=list)
 
     @property
-    def links(self) -> tuple[GatewayLink, ...]:
+    def links(self) -> tuple[Peer, ...]:
         return tuple(self._links)
 
-    def opened(self, link: GatewayLink) -> None:
+    def opened(self, link: Peer) -> None:
         self._links.append(link)
         link.send(self.hello)
         link.send(self.status)
 
-    def closed(self, link: GatewayLink) -> None:
+    def closed(self, link: Peer) -> None:
         link.close()
         if link in self._links:
             self._links.remove(link)
@@ -64,11 +64,11 @@ class Desk:
         for link in self._links:
             link.close()
 
-    def refuse_draining(self, link: GatewayLink, submit: Submit) -> None:
+    def refuse_draining(self, link: Peer, submit: Submit) -> None:
         text = self.draining_detail
         self.hold.refuse(link, Rejected(submit.request_id, Refusal.DRAINING, text, 1))
 
-    def cancel_held(self, cancel: Cancel, link: GatewayLink) -> bool:
+    def cancel_held(self, cancel: Cancel, link: Peer) -> bool:
         """Whether the request was waiting here."""
         if not self.hold.remove(cancel.request_id):
             return False

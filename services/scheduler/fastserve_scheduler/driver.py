@@ -14,7 +14,7 @@ from fastserve_scheduler.core.scheduler import SchedulerCore
 from fastserve_scheduler.core.snapshot import Snapshot
 from fastserve_scheduler.desk import DRAINED_BY_OPERATOR, GOING_AWAY, Desk
 from fastserve_scheduler.flights import Flights
-from fastserve_scheduler.gateway_link import GatewayLink
+from fastserve_scheduler.gateway_link import Peer
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import (
     AbortAll,
@@ -57,7 +57,7 @@ from fastserve_scheduler.pipeline import Pipeline
 from fastserve_scheduler.profile_search import ProfileSearch
 from fastserve_scheduler.profiler import Profiler
 from fastserve_scheduler.runner import Runner
-from fastserve_scheduler.sessions import Sessions
+from fastserve_scheduler.sessions import Link, Sessions
 from fastserve_scheduler.settings import SchedulerSettings
 from fastserve_scheduler.swap_watch import SwapWatch
 from fastserve_scheduler.timeline import Timeline
@@ -166,7 +166,7 @@ class Driver:
             case FromGateway():
                 pass  # a message of a newer gateway, or a second hello
 
-    def _submit(self, link: GatewayLink, submit: Submit) -> None:
+    def _submit(self, link: Peer, submit: Submit) -> None:
         if link.closed:
             return  # it was read before the stream broke; the gateway submits it again when it is back
         if self._desk.draining and submit.request_id not in self.sessions:
@@ -178,7 +178,7 @@ class Driver:
         else:
             self.runner.submit(submit, link)
 
-    def _cancel(self, link: GatewayLink, cancel: Cancel) -> None:
+    def _cancel(self, link: Peer, cancel: Cancel) -> None:
         if not self._desk.cancel_held(cancel, link) and self.runner is not None:
             self.runner.cancel(cancel, link)
 
@@ -364,6 +364,21 @@ class Driver:
             self._desk.draining, self._desk.draining_detail = False, GOING_AWAY
             self.drained.clear()
             self._refresh_status()
+
+    def hand_over(self) -> list[tuple[Link, Submit]]:
+        """Everything that others can go on with, with what it has so far; this pipeline forgets it."""
+        moved: list[tuple[Link, Submit]] = list(self._desk.hold.release())
+        for job_id in self.sessions.job_ids:
+            handed = self.sessions.hand_over(job_id)
+            if handed is not None:
+                moved.append(handed)
+                self._abort(job_id, StopReason.MOVED)
+        return moved
+
+    @property
+    def identity(self) -> Identity | None:
+        """Of what is served; None until it is known."""
+        return self._identity
 
     def cancel_request(self, request_id: str) -> bool:
         """False when it is not live."""

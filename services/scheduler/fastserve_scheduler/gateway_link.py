@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import deque
+from typing import Protocol
 
 from fastserve_scheduler.messages import Batch, Finished, Rejected, SchedulerMessage, Tokens
 
@@ -14,6 +15,20 @@ MAX_OUTBOUND_MESSAGES = 16_384
 
 #: Messages of one batch, so that it stays far below the cap of a stream message.
 MAX_BATCH_MESSAGES = 256
+
+
+class Peer(Protocol):
+    """Whom messages go to: a gateway's stream, or one replica's branch of it. Sends never wait."""
+
+    @property
+    def gateway_id(self) -> str: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def send(self, message: SchedulerMessage) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class GatewayLink:

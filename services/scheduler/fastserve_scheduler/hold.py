@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from fastserve_scheduler.gateway_link import GatewayLink
+from fastserve_scheduler.gateway_link import Peer
 from fastserve_scheduler.messages import Refusal, Rejected, Submit
 
 NOT_READY_RETRY_MS = 1000
@@ -17,13 +17,13 @@ class Hold:
     max_tokens: int
     #: Hears of every request that is refused.
     on_refusal: Callable[[Refusal], None] = lambda _: None
-    _held: dict[str, tuple[GatewayLink, Submit]] = field(default_factory=dict)
+    _held: dict[str, tuple[Peer, Submit]] = field(default_factory=dict)
     _tokens: int = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, link: GatewayLink, submit: Submit) -> None:
+    def add(self, link: Peer, submit: Submit) -> None:
         """Hold the request, or refuse it. One that comes again under its id replaces the one before."""
         self.remove(submit.request_id)
         refusal = None
@@ -45,7 +45,7 @@ class Hold:
             self._tokens -= len(held[1].prompt)
         return held is not None
 
-    def release(self) -> Iterator[tuple[GatewayLink, Submit]]:
+    def release(self) -> Iterator[tuple[Peer, Submit]]:
         """Everything whose gateway is still there, first come first; the hold is empty afterwards."""
         held, self._held, self._tokens = self._held, {}, 0
         return iter([(link, submit) for link, submit in held.values() if not link.closed])
@@ -54,6 +54,6 @@ class Hold:
         for link, submit in self.release():
             self.refuse(link, Rejected(submit.request_id, refusal, message, NOT_READY_RETRY_MS))
 
-    def refuse(self, link: GatewayLink, rejected: Rejected) -> None:
+    def refuse(self, link: Peer, rejected: Rejected) -> None:
         self.on_refusal(rejected.reason)
         link.send(rejected)

@@ -4,31 +4,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastserve_scheduler.core.profile import Profile
-from fastserve_scheduler.gateway_link import GatewayLink
+from fastserve_scheduler.gateway_link import Peer
 from fastserve_scheduler.kv_session import KvSession
 from fastserve_scheduler.messages import GatewayMessage, Ready, StageMessage
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    link: GatewayLink
+    link: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class LinkClosed:
-    link: GatewayLink
+    link: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class GraceOver:
     """The requests of a closed link that nobody took over are aborted now."""
 
-    link: GatewayLink
+    link: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class FromGateway:
-    link: GatewayLink
+    link: Peer
     message: GatewayMessage
 
 

@@ -101,6 +101,8 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"
     ERROR = "error"
     STOP_STRING = "stop-string"
+    #: Another replica goes on with it; no gateway is told.
+    MOVED = "moved"
 
 
 @dataclass(frozen=True, slots=True)

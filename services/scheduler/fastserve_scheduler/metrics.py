@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fastserve_scheduler.core.commands import PlanItem, SwapDirection
@@ -167,12 +167,38 @@ def _totals(snapshot: Snapshot) -> Iterator[Family]:
         yield CounterMetricFamily(f"fastserve:{name}", text, value=value)
 
 
+class ReplicaCollector(Collector):
+    """The families of several registries as one each, every sample with its replica."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def describe(self) -> list[Family]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for replica, registry in enumerate(self._registries):
+            for family in registry.collect():
+                whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    labels = {**sample.labels, "replica": str(replica)}
+                    whole.samples.append(sample._replace(labels=labels))
+        yield from families.values()
+
+
 def serve_metrics(
-    metrics: Metrics, take: Callable[[], Snapshot | None], host: str, port: int
+    replicas: Sequence[tuple[Metrics, Callable[[], Snapshot | None]]], host: str, port: int
 ) -> tuple[int, Callable[[], None]]:
     """Start the HTTP endpoint on a thread of its own. Returns its port and what stops it. Raises OSError."""
-    metrics.registry.register(SnapshotCollector(asyncio.get_running_loop(), take))
-    server, thread = start_http_server(port, addr=host, registry=metrics.registry)
+    for metrics, take in replicas:
+        metrics.registry.register(SnapshotCollector(asyncio.get_running_loop(), take))
+    registries = [metrics.registry for metrics, _ in replicas]
+    registry = registries[0]
+    if len(registries) > 1:
+        registry = CollectorRegistry()
+        registry.register(ReplicaCollector(registries))
+    server, thread = start_http_server(port, addr=host, registry=registry)
 
     def stop() -> None:
         server.shutdown()

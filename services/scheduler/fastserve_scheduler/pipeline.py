@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from fastserve_common.state import LEASE_TTL_S, StateError, StateStore
+from fastserve_common.state import LEASE_TTL_S, StateError, StateStore, stage_member
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import FromStage, Input, Joined, Lost, PipelineChanged
 from fastserve_scheduler.kv_messages import HostArena
@@ -61,6 +61,7 @@ class Pipeline:
     generation: int
     inbox: Inbox[Input]
     clock_s: Callable[[], float]
+    replica: int = 0
     epoch: int = 0
     joined: bool = False
     _slots: list[_Slot] = field(default_factory=list)
@@ -155,7 +156,7 @@ class Pipeline:
     def _observe(self, members: dict[str, dict[str, str]]) -> None:
         now_s = self.clock_s()
         for stage, slot in enumerate(self._slots):
-            info = members.get(f"stage-{stage}")
+            info = members.get(stage_member(self.replica, stage))
             if info is None:
                 if slot.link is not None and now_s - slot.seen_s > ABSENT_S:
                     slot.link.close("it stopped renewing its membership")

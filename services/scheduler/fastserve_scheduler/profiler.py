@@ -6,6 +6,7 @@ several times where that is cheap and the fastest run counts: everything that di
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -17,6 +18,9 @@ from fastserve_scheduler.core.profile import Profile
 from fastserve_scheduler.messages import Measure, Measured, Point, Ready
 
 log = logging.getLogger(__name__)
+
+#: Two replicas may store what they measured at once.
+_drafts = itertools.count()
 
 SCHEMA = 1
 #: Runs of a point; the first run of all warms the stage up and is not counted.
@@ -75,7 +79,7 @@ class ProfileStore:
         """Raises ProfileError when it cannot be written."""
         path = self.path(key)
         stored = {"schema": SCHEMA, "key": asdict(key), "profile": profile_to_json(profile)}
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        draft = path.with_suffix(f".{os.getpid()}-{next(_drafts)}.tmp")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             draft.write_text(json.dumps(stored, indent=1) + "\n")

@@ -25,9 +25,9 @@ class SchedulerService:
 
     def __init__(self) -> None:
         self._inbox: Inbox[Input] | None = None
-        self._state: Callable[[], codec.ClusterState] | None = None
+        self._state: Callable[[], codec.FleetState] | None = None
 
-    def lead(self, inbox: Inbox[Input], state: Callable[[], codec.ClusterState]) -> None:
+    def lead(self, inbox: Inbox[Input], state: Callable[[], codec.FleetState]) -> None:
         self._inbox, self._state = inbox, state
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -44,7 +44,7 @@ class SchedulerService:
         generic = grpc.method_handlers_generic_handler(codec.SCHEDULER_SERVICE, handlers)
         server.add_generic_rpc_handlers((generic,))
 
-    async def get_state(self, request: bytes, context: Context) -> codec.ClusterState:
+    async def get_state(self, request: bytes, context: Context) -> codec.FleetState:
         if self._state is None:
             raise UnavailableError("this scheduler stands by")
         return self._state()

@@ -4,7 +4,7 @@ The core counts tokens; this is the only place that has them. Pure: no clock, no
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fastserve_common.packed import pack_u32
@@ -38,6 +38,16 @@ class Link(Protocol):
     def closed(self) -> bool: ...
 
     def send(self, message: SchedulerMessage) -> None: ...
+
+
+class _Nobody:
+    """Whom a handed-over job speaks to."""
+
+    gateway_id = ""
+    closed = True
+
+    def send(self, message: SchedulerMessage) -> None:
+        """Its new place says it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +113,7 @@ class Sessions:
     _by_request: dict[str, Session] = field(default_factory=dict)
     _by_job: dict[int, Session] = field(default_factory=dict)
     _last_job_id: int = 0
+    _step: int = 1
 
     def __len__(self) -> int:
         return len(self._by_request)
@@ -113,6 +124,19 @@ class Sessions:
     @property
     def job_ids(self) -> tuple[int, ...]:
         return tuple(self._by_job)
+
+    def number(self, first: int, step: int) -> None:
+        """Job ids are `first` and every `step`th after it, so that those of several replicas differ."""
+        self._last_job_id, self._step = first, step
+
+    def hand_over(self, job_id: int) -> tuple[Link, Submit] | None:
+        """What somebody else needs to go on with the job; nothing more is said of it here. None: it is ending."""
+        session = self._by_job[job_id]
+        if session.verdict is not None:
+            return None
+        link, session.link = session.link, _Nobody()
+        delivered = session.ids[session.prompt_tokens :]
+        return link, replace(session.submit, delivered=delivered)
 
     def live(self) -> Iterable[Session]:
         """The oldest first."""
@@ -158,7 +182,7 @@ class Sessions:
         )
 
     def _create(self, submit: Submit, link: Link) -> Session:
-        self._last_job_id += 1
+        self._last_job_id += self._step
         suppressed = pack_u32(sorted(submit.stop_ids)) if submit.min_tokens else b""
         return Session(self._last_job_id, submit, link, submit.prompt + submit.delivered, suppressed)
 

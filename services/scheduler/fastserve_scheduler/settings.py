@@ -28,6 +28,8 @@ from fastserve_scheduler.messages import Ready
 
 #: Chunked prefill is on: whole, one long prompt would hold every stream for seconds.
 DEFAULT_CHUNK_TOKENS = 512
+#: More pipelines than this keep one process too busy; start another scheduler for them.
+MAX_REPLICAS = 64
 _NS_PER_MS = 1_000_000
 _ANY_HOST = ("0.0.0.0", "[::]", "")
 
@@ -48,6 +50,10 @@ class SchedulerSettings(ClusterSettings):
     listen: str = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0 picks one")
     advertise: str = Field("", description="host that gateways reach this process at; empty: the one it listens on")
     num_stages: int = Field(1, ge=1, description="pipeline stages")
+    num_replicas: int = Field(1, ge=1, le=MAX_REPLICAS, description="pipelines of the model that this process drives")
+    replica_patience: float = Field(
+        2.0, ge=0, description="seconds that requests wait for their pipeline before another one takes them"
+    )
 
     policy: str = Field(_core_default("policy"), description=f"order of jobs: {', '.join(POLICIES)}")
     preset: Literal["default", "paper"] = Field("default", description="values of the next nine that are not given")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fastserve.v1 import kvstore_pb2, sampling_pb2, stage_pb2
 from fastserve_common.packed import pack_u32, unpack_u32
+from fastserve_common.state import stage_member
 from fastserve_worker.errors import PlanError
 from fastserve_worker.messages import (
     ActivationPart,
@@ -190,7 +191,7 @@ def swap_report(epoch: int, stage: int, copy: Copy) -> stage_pb2.StageMessage:
     return stage_pb2.StageMessage(swap=report)
 
 
-def attach_request(info: StageInfo, shape: KvShape, trailer_bytes: int) -> kvstore_pb2.AttachRequest:
+def attach_request(info: StageInfo, shape: KvShape, trailer_bytes: int, replica: int = 0) -> kvstore_pb2.AttachRequest:
     """`trailer_bytes`: behind the block in every slot, on every stage alike."""
     layout = kvstore_pb2.KvLayout(
         model_fingerprint=info.fingerprint,
@@ -203,7 +204,7 @@ def attach_request(info: StageInfo, shape: KvShape, trailer_bytes: int) -> kvsto
         slot_bytes=shape.block_bytes + trailer_bytes,
     )
     return kvstore_pb2.AttachRequest(
-        owner=f"stage-{info.stage}",
+        owner=stage_member(replica, info.stage),
         layout=layout,
         pipeline_slot_bytes=shape.pipeline_block_bytes + info.num_stages * trailer_bytes,
     )

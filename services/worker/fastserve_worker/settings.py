@@ -27,6 +27,7 @@ class WorkerSettings(ClusterSettings):
         "", description="HOST or HOST:PORT that others reach this stage at (default: where it listens)"
     )
     model_dir: Path | None = Field(None, description="folder with config.json and safetensors weights")
+    replica: int = Field(0, ge=0, description="which pipeline of the model this stage is part of, from 0")
     stage: int = Field(0, ge=0, description="which stage of the pipeline this is, from 0")
     num_stages: int = Field(1, ge=1, description="stages of the pipeline")
     device: Device = Field("cpu", description="cpu or cuda")

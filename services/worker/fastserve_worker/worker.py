@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 
 from fastserve_common.metrics import metrics_endpoint
-from fastserve_common.state import StateError, StateStore, membership, open_state
+from fastserve_common.state import StateError, StateStore, membership, open_state, stage_member
 from fastserve_worker.backend import StageBackend
 from fastserve_worker.fake_stage import FakeOptions, FakeStage
 from fastserve_worker.messages import StageInfo
@@ -54,7 +54,7 @@ async def run_worker(settings: WorkerSettings, stop: asyncio.Event) -> int:
             info = await _load(server, settings, stop)
             if info is not None:
                 async with _host_memory(store, server, settings):
-                    await _serve(store, info, settings.address(port), stop)
+                    await _serve(store, info, settings, port, stop)
     except ValueError as error:  # SettingsError, UnsupportedModelError
         log.error("%s", error)
         return EXIT_SETTINGS
@@ -91,6 +91,7 @@ async def _host_memory(store: StateStore, server: StageServer, settings: WorkerS
         server.stage.info,
         shape,
         checksums=settings.kv_checksums,
+        replica=settings.replica,
         use=server.attach_host,
     )
     await link.refresh()
@@ -102,9 +103,11 @@ async def _host_memory(store: StateStore, server: StageServer, settings: WorkerS
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _serve(store: StateStore, info: StageInfo, address: str, stop: asyncio.Event) -> None:
+async def _serve(store: StateStore, info: StageInfo, settings: WorkerSettings, port: int, stop: asyncio.Event) -> None:
+    address = settings.address(port)
     facts = {
         "address": address,
+        "replica": str(settings.replica),
         "stage": str(info.stage),
         "num_stages": str(info.num_stages),
         "incarnation": uuid.uuid4().hex,
@@ -115,7 +118,7 @@ async def _serve(store: StateStore, info: StageInfo, address: str, stop: asyncio
     await _wait_for_store(store, stop)
     if stop.is_set():
         return
-    async with membership(store, ROLE, f"stage-{info.stage}", facts):
+    async with membership(store, ROLE, stage_member(settings.replica, info.stage), facts):
         log.info("serving", extra={"address": address, "num_blocks": info.num_blocks, "len": info.max_model_len})
         await stop.wait()
     log.info("stopping")

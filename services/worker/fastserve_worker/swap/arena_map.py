@@ -38,13 +38,14 @@ class HostLink:
         shape: KvShape,
         *,
         checksums: bool,
+        replica: int = 0,
         use: Callable[[HostSlab], Awaitable[None]],
     ) -> None:
         """`use` is called with every slab attached to."""
         self._store = store
         self._node = node
         self._block_bytes = shape.block_bytes
-        self._request = codec.attach_request(info, shape, TRAILER_BYTES if checksums else 0)
+        self._request = codec.attach_request(info, shape, TRAILER_BYTES if checksums else 0, replica)
         self._use = use
         self._attached_to: dict[str, str] = {}
         self._complaint = ""
