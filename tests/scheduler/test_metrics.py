@@ -64,13 +64,18 @@ async def test_sums_agree_and_gauges_return_to_zero_after_a_mass_abort(
     for name in ("num_requests_running", "kv_blocks_used", "kv_cache_usage_perc", "batches_in_flight"):
         assert busy[f"fastserve:{name}", ""] > 0
         assert idle[f"fastserve:{name}", ""] == 0
-    levels = [value for (name, _), value in idle.items() if re.match(r"fastserve:queue_(waiting|running)", name)]
+    levels = [
+        value for (name, _), value in idle.items() if re.match(r"fastserve:queue_(waiting|running|longest_wait)", name)
+    ]
     assert levels
     assert not any(levels)
+    assert sum(value > 0 for (name, _), value in busy.items() if name == "fastserve:queue_longest_wait_seconds") > 0
     outcomes = {label: value for (name, label), value in idle.items() if name == "fastserve:request_success_total"}
     assert outcomes["cancelled"] > 0
     assert outcomes["length"] + outcomes["cancelled"] == 111
     assert idle["fastserve:requests_accepted_total", ""] == idle["fastserve:requests_finished_total", ""] == 111
     refused = {label: value for (name, label), value in idle.items() if name == "fastserve:admission_rejections_total"}
     assert refused == {"too-long": 1, "invalid": 2, "duplicate-id": 1}
+    assert idle["fastserve:iteration_round_trip_seconds_count", ""] == idle["fastserve:iteration_seconds_count", ""]
+    assert idle["fastserve:iteration_round_trip_seconds_sum", ""] > idle["fastserve:iteration_seconds_sum", ""]
     assert idle["fastserve:iteration_seconds_count", ""] == idle["fastserve:iteration_batch_size_count", ""] > 0

@@ -36,6 +36,13 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self._round_trip_seconds = Histogram(
+            "fastserve:iteration_round_trip_seconds",
+            "From the sending of a plan to its last report; longer than its compute time by what the wire and the "
+            "iterations ahead of it take",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self._batch_size = Histogram(
             "fastserve:iteration_batch_size",
             "Requests of one iteration",
@@ -64,7 +71,8 @@ class Metrics:
             "fastserve:swaps_failed", "Copies that a stage could not make", ["stage"], registry=self.registry
         )
 
-    def iteration(self, compute_ns: int, items: Sequence[PlanItem]) -> None:
+    def iteration(self, compute_ns: int, round_trip_ns: int, items: Sequence[PlanItem]) -> None:
+        self._round_trip_seconds.observe(round_trip_ns / _NS_PER_S)
         self._iteration_seconds.observe(compute_ns / _NS_PER_S)
         self._batch_size.observe(len(items))
         self._iteration_tokens.observe(sum(item.num_tokens for item in items))
@@ -133,10 +141,18 @@ def _levels(snapshot: Snapshot) -> Iterator[Family]:
     for level, count in enumerate(snapshot.levels):
         waiting.add_metric([str(level)], count.waiting)
         running.add_metric([str(level)], count.running)
+    longest = GaugeMetricFamily(
+        "fastserve:queue_longest_wait_seconds", "Since the request that waits longest in a queue ran", labels=["level"]
+    )
+    for level, wait_ns in enumerate(snapshot.longest_wait_ns_by_level):
+        longest.add_metric([str(level)], wait_ns / _NS_PER_S)
     demotions = CounterMetricFamily("fastserve:demotions", "Demotions out of a queue", labels=["level"])
     for level, total in enumerate(snapshot.demotions):
         demotions.add_metric([str(level)], total)
-    yield from (waiting, running, demotions)
+    promotions = CounterMetricFamily("fastserve:promotions", "Starving requests promoted, by queue", labels=["level"])
+    for level, total in enumerate(snapshot.promotions_by_level):
+        promotions.add_metric([str(level)], total)
+    yield from (waiting, running, longest, demotions, promotions)
 
 
 def _guessers(snapshot: Snapshot) -> Iterator[Family]:
@@ -158,7 +174,6 @@ def _totals(snapshot: Snapshot) -> Iterator[Family]:
         ("iterations", "Iterations begun", snapshot.iterations),
         ("requests_accepted", "Requests accepted", snapshot.accepted),
         ("requests_finished", "Requests ended, in whatever way", snapshot.finished),
-        ("promotions", "Starving requests promoted", snapshot.promotions),
         ("tickets", "Starving requests given one token", snapshot.tickets),
         ("generation_tokens", "Tokens generated", snapshot.generated_tokens),
         ("recomputed_tokens", "Tokens computed a second time", snapshot.recomputed_tokens),

@@ -116,6 +116,8 @@ class Runner:
     wire_epoch: int | None = None
     #: When a stage last said something about a plan in flight, or the first one of several left.
     progress_ns: int = 0
+    #: When each plan in flight was sent, by its number on the wire.
+    _sent_ns: dict[int, int] = field(default_factory=dict)
     stage_ns: dict[int, int] = field(default_factory=dict)
     #: Whose slots the core has been granted; None: it has none.
     host: HostStore | None = None
@@ -134,6 +136,7 @@ class Runner:
         if self.host is not None and self.host.closed:
             self.host_lost(self.host)  # these stages swap with something else, before they do
         self.wire_epoch = wire_epoch
+        self._sent_ns.clear()
         for ready in stages:
             self._feed(StageUp(ready.stage, ready.num_blocks))
 
@@ -178,9 +181,10 @@ class Runner:
             self.traces.computed(report.stage, report.seq, report.compute_ns, self.progress_ns)
         if part is None:
             return
+        sent_ns = self._sent_ns.pop(part.seq)
         stopped = self.sessions.apply(part.items, report)
         if part.items:
-            self.metrics.iteration(report.total_compute_ns, part.items)
+            self.metrics.iteration(report.total_compute_ns, self.progress_ns - sent_ns, part.items)
         done = self.flights.landed(part, report.total_compute_ns, stopped)
         if done is None:
             self._dispatch()
@@ -341,6 +345,7 @@ class Runner:
         for part in self.flights.departures():
             if self.traces is not None:
                 self.traces.sent(part.seq, part.items)
+            self._sent_ns[part.seq] = self.clock_ns()
             self.stages.send_plan(self._wire_plan(part, self.wire_epoch))
 
     def _wire_plan(self, part: Part, wire_epoch: int) -> WirePlan:

@@ -20,6 +20,7 @@ export function whole(value) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
   if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
   if (value < 0.01) return `${(value * 1e3).toFixed(1)} ms`;
   if (value < 1) return `${(value * 1e3).toFixed(0)} ms`;

@@ -5,7 +5,7 @@ short alpha, that alone would fill the link; so such promotions have half of one
 wait for it, first come first served.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from fastserve_scheduler.core.history import Happening
@@ -26,12 +26,17 @@ class Rescue:
         self, order: Order, clock: WaitClock, tiers: Tiers, record: Callable[[Job, Happening, int], None]
     ) -> None:
         self._order, self._clock, self._tiers, self._record = order, clock, tiers, record
-        self.promotions = 0
+        #: Promotions by the queue that the job was in.
+        self.promoted: Counter[int] = Counter()
         self.tickets = 0
         #: Times a starving job had to wait for the link's share.
         self.put_off = 0
         #: Starving jobs on the host, and the clock each of them starved by.
         self._waiting: deque[tuple[Job, int]] = deque()
+
+    @property
+    def promotions(self) -> int:
+        return self.promoted.total()
 
     def step(self, now_ns: int) -> None:
         for _ in range(MAX_LIFTS_PER_STEP):
@@ -75,11 +80,12 @@ class Rescue:
         line = self._tiers.line
         line.take(job)
         job.rescued = True
+        level = job.level
         if self._order.lift(job):
             self.tickets += 1
             self._record(job, Happening.TICKET, job.level)
         else:
             self._clock.restart(job, now_ns)
-            self.promotions += 1
+            self.promoted[level] += 1
             self._record(job, Happening.PROMOTED, job.level)
         line.put(job)

@@ -1,4 +1,5 @@
-"""What the core shows to metrics and `top`. Cheap enough to take at every scrape: nothing here walks the jobs."""
+"""What the core shows to metrics and `top`. Cheap enough to take at every scrape: jobs that wait are looked at only
+until one of each queue is known, which is all of them where a queue has nobody waiting."""
 
 from __future__ import annotations
 
@@ -99,12 +100,16 @@ class Snapshot:
     preemptions_tokens: int
     preemptions_blocks: int
     promotions: int
+    #: By the queue that the job was in.
+    promotions_by_level: tuple[int, ...]
     tickets: int
     demotions: tuple[int, ...]
     generated_tokens: int
     recomputed_tokens: int
     #: Time since the job that waits longest last ran.
     longest_wait_ns: int
+    #: The same, by queue.
+    longest_wait_ns_by_level: tuple[int, ...]
     #: Observed over predicted time of first iterations.
     prefill_correction: float
     swap: SwapSnapshot
@@ -112,7 +117,7 @@ class Snapshot:
 
 
 def take(core: SchedulerCore, ready: bool, now_ns: int) -> Snapshot:
-    """The core as it stands; the only loop is over the jobs in flight."""
+    """The core as it stands."""
     sizes = core.order.level_sizes() or (len(core.jobs),)
     running = [0] * len(sizes)
     for flight in core.flights.values():
@@ -140,11 +145,13 @@ def take(core: SchedulerCore, ready: bool, now_ns: int) -> Snapshot:
         preemptions_tokens=counters.preemptions[Shortage.TOKENS],
         preemptions_blocks=counters.preemptions[Shortage.BLOCKS],
         promotions=core.rescue.promotions,
+        promotions_by_level=tuple(core.rescue.promoted[level] for level in range(len(sizes))),
         tickets=core.rescue.tickets,
         demotions=core.order.demotions(),
         generated_tokens=counters.generated_tokens,
         recomputed_tokens=counters.recomputed_tokens,
         longest_wait_ns=core.clock.longest_wait_ns(now_ns),
+        longest_wait_ns_by_level=core.clock.longest_waits_ns(len(sizes), now_ns),
         prefill_correction=core.predictor.correction / ONE,
         swap=_swap(core),
         guessers=tuple(

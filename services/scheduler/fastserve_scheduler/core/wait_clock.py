@@ -74,6 +74,17 @@ class WaitClock:
         job = next(iter(self._pending.values()), None)
         return 0 if job is None else now_ns - job.ran_ns
 
+    def longest_waits_ns(self, num_levels: int, now_ns: int) -> tuple[int, ...]:
+        """By level: since the job that waits longest there last ran; 0 where nobody waits.
+
+        Walks until one of each level is known."""
+        waits_ns: dict[int, int] = {}
+        for job in self._pending.values():
+            waits_ns.setdefault(job.level if num_levels > 1 else 0, now_ns - job.ran_ns)
+            if len(waits_ns) == num_levels:
+                break
+        return tuple(waits_ns.get(level, 0) for level in range(num_levels))
+
     def jobs(self) -> tuple[Job, ...]:
         """Those that wait, longest first."""
         return tuple(self._pending.values())
