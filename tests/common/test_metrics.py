@@ -41,3 +41,14 @@ def test_what_others_reach_a_server_by(listen: str, advertise: str, expected: st
 def test_every_interface_is_reached_by_the_machine_s_name(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "node-1")
     assert advertised_address(listen, 7000) == "node-1:7000"
+
+
+def test_prometheus_gets_the_names_that_rules_and_dashboards_use() -> None:
+    registry = CollectorRegistry()
+    Gauge("fastserve:ready", "1 when requests are served", registry=registry)
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    with metrics_endpoint("127.0.0.1:0", registry) as address:
+        asked = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": accept})
+        with urllib.request.urlopen(asked, timeout=10) as response:
+            assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+            assert "\nfastserve:ready 0.0" in response.read().decode()

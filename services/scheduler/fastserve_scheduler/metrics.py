@@ -7,10 +7,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fastserve_common.metrics import serve_registry
 from fastserve_scheduler.core.commands import PlanItem, SwapDirection
 from fastserve_scheduler.core.snapshot import Snapshot
 from fastserve_scheduler.messages import Finished, Refusal
@@ -213,11 +214,4 @@ def serve_metrics(
     if len(registries) > 1:
         registry = CollectorRegistry()
         registry.register(ReplicaCollector(registries))
-    server, thread = start_http_server(port, addr=host, registry=registry)
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return server.server_port, stop
+    return serve_registry(metrics.registry, host, port)
