@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
@@ -25,6 +25,11 @@ from fastserve.v1 import inference_pb2 as pb
 from fastserve.v1 import inference_pb2_grpc as rpc
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    _AsyncStub = rpc.InferenceAsyncStub  # exists for the type checker only
+else:
+    _AsyncStub = rpc.InferenceStub
 
 
 class AsyncClient:
@@ -134,13 +139,13 @@ class AsyncClient:
 class AsyncStream(AsyncIterator[Chunk]):
     """Iterates over chunks. Use it in an `async with` block, or call `aclose`: both abort what is not finished.
 
-    The call starts at the first `anext`. A lost gateway does not end it; see `Stream`. `request_id` is the id in use; it
-    changes when a call that had no answer yet is made again without a given id.
+    The call starts at the first `anext`. A lost gateway does not end it; see `Stream`. `request_id` is the id in use;
+    it changes when a call that had no answer yet is made again without a given id.
     """
 
     def __init__(
         self,
-        stub: "rpc.InferenceAsyncStub",  # exists for the type checker only
+        stub: _AsyncStub,
         request: pb.GenerateRequest,
         request_id: str,
         metadata: Metadata,

@@ -42,7 +42,7 @@ async def test_the_small_calls(server: RunningFake) -> None:
         assert await client.detokenize([97, 98]) == "ab"
 
 
-async def test_unavailable_is_retried_before_the_first_token_only(server: RunningFake) -> None:
+async def test_unavailable_is_retried_and_what_was_heard_is_not_asked_for_again(server: RunningFake) -> None:
     unavailable = grpc.StatusCode.UNAVAILABLE
     async with make(server) as client:
         server.fake.script = fails(2, unavailable, tokens("a"))
@@ -54,9 +54,18 @@ async def test_unavailable_is_retried_before_the_first_token_only(server: Runnin
         server.fake.script = fails(1, unavailable, tokens("a", "b"), after=1)
         stream = client.stream("hi")
         assert (await anext(stream)).text == "a"
+        assert (await anext(stream)).text == "a", "this server says the same again"
+        first, again = server.fake.requests[3:]
+        assert first.request_id == again.request_id == stream.request_id
+        assert list(again.delivered.ids) == [0]
+        await stream.aclose()
+
+        server.fake.script = fails(1, unavailable, tokens("a", "b"), after=1)
+        stream = client.stream("hi", n=2)
+        assert (await anext(stream)).text == "a"
         with pytest.raises(fastserve.UnavailableError):
             await anext(stream)
-        assert len(server.fake.requests) == 4
+        assert len(server.fake.requests) == 6, "several answers do not go on"
 
         server.fake.script = fails(99, unavailable, tokens("a"))
         with pytest.raises(fastserve.UnavailableError):

@@ -215,12 +215,31 @@ def test_retries_end(server: RunningFake) -> None:
     assert len(server.fake.requests) == 2 * FAST_RETRY.max_attempts
 
 
-def test_nothing_is_retried_after_the_first_token(server: RunningFake) -> None:
+def test_several_answers_are_not_retried_after_the_first_token(server: RunningFake) -> None:
     server.fake.script = fails(1, grpc.StatusCode.UNAVAILABLE, tokens("a", "b"), after=1)
+    with make(server) as client:
+        stream = client.stream("hi", n=2)
+        assert next(stream).text == "a"
+        with pytest.raises(fastserve.UnavailableError):
+            next(stream)
+    assert len(server.fake.requests) == 1
+
+
+def test_a_lost_stream_goes_on_behind_what_was_heard(server: RunningFake) -> None:
+    server.fake.script = fails(1, grpc.StatusCode.UNAVAILABLE, tokens("a", "b"), after=1)
+    with make(server) as client, client.stream("hi", echo=True) as stream:
+        assert [chunk.text for chunk in stream] == ["a", "a", "b"], "this server says everything again"
+        first, again = server.fake.requests
+        assert first.request_id == again.request_id == stream.request_id
+        assert (list(again.delivered.ids), again.response.echo) == ([0], False)
+
+
+def test_nothing_but_unavailable_is_retried_after_the_first_token(server: RunningFake) -> None:
+    server.fake.script = fails(1, grpc.StatusCode.INTERNAL, tokens("a", "b"), after=1)
     with make(server) as client:
         stream = client.stream("hi")
         assert next(stream).text == "a"
-        with pytest.raises(fastserve.UnavailableError):
+        with pytest.raises(fastserve.InternalError):
             next(stream)
     assert len(server.fake.requests) == 1
 
