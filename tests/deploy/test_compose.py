@@ -144,12 +144,16 @@ def test_containers_of_ours_can_do_little() -> None:
 
 def test_prometheus_scrapes_everybody_who_counts() -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
-    jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    (found,) = jobs.pop("fastserve-stage")["dns_sd_configs"]
+    assert found["names"] == [service.name for profile in PROFILES for service, _ in stages(profile)]
+    ports = {settings.metrics_listen for profile in PROFILES for _, settings in stages(profile)}
+    assert {f"0.0.0.0:{found['port']}"} == ports
+    static = {name: job["static_configs"][0]["targets"] for name, job in jobs.items()}
     gateway, scheduler, kvstore = one("gateway"), one("scheduler"), one("kvstore")
-    assert jobs == {
+    assert static == {
         "fastserve-gateway": [f"gateway:{gateway.port}"],
         "fastserve-scheduler": [f"scheduler:{scheduler.metrics_port}"],
-        "fastserve-stage": [f"{s.name}:{w.metrics_listen.rpartition(':')[2]}" for s, w in stages("cpu")],
         "fastserve-kvstore": [f"kvstore:{kvstore.metrics_listen.rpartition(':')[2]}"],
     }
     assert scheduler.metrics_host == "0.0.0.0"
