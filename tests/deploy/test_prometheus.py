@@ -1,5 +1,6 @@
 """Alert rules: only about metrics that exist, and each proved to fire and to stay quiet."""
 
+import re
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -68,3 +69,15 @@ def test_promtool_takes_the_configuration(need: Callable[[str], None]) -> None:
     command = ["promtool", "check", "config", "--syntax-only", "prometheus.yml"]
     result = subprocess.run(command, cwd=PROMETHEUS, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_alert_leads_to_a_section_of_the_runbook() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    runbook = page[page.index("\n# Runbook\n") :]
+    headings = re.findall(r"^## (\w+)$", runbook, re.MULTILINE)
+    names = [alert["alert"] for alert in alerts()]
+    assert sorted(headings) == sorted(names), "a section for each alert, and no section without one"
+    for alert in alerts():
+        assert alert["annotations"]["runbook_url"] == f"docs/operations.md#{alert['alert'].lower()}"
+    sections = re.split(r"^## \w+$", runbook, flags=re.MULTILINE)[1:]
+    assert all(len(section.split()) >= 20 for section in sections), "each says what to do"
