@@ -257,3 +257,22 @@ async def test_draining_refuses_new_and_finishes_old(tmp_path: Path) -> None:
         assert response.status_code == 503, "the drain time was over"
         assert isinstance(response, httpx.Response)
         assert await r.gateway.engine.drained(5)
+
+
+async def test_time_per_token_is_of_answers_with_two_tokens_and_more(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        for tokens in (1, 2, 5):
+            assert (await r.complete(max_tokens=tokens)).status_code == 200
+        name = "request_time_per_output_token_seconds"
+        assert r.metric(f"{name}_count") == 2
+        assert 0 < r.metric(f"{name}_sum") <= r.metric("e2e_request_latency_seconds_sum")
+
+
+async def test_vllm_names_repeat_ours_and_nothing_else(tmp_path: Path) -> None:
+    async with rig(tmp_path, vllm_metric_names=True) as r:
+        assert (await r.complete(max_tokens=2)).status_code == 200
+        lines = (await r.http.get("/metrics")).text.splitlines()
+        ours = sorted(line for line in lines if "fastserve:" in line)
+        theirs = sorted(line.replace("vllm:", "fastserve:") for line in lines if "vllm:" in line)
+        assert ours == theirs
+        assert len([line for line in lines if line.startswith("process_open_fds ")]) == 1

@@ -48,6 +48,9 @@ class Metrics:
         self.generation_tokens = self._counter("generation_tokens", "Tokens of answers, as billed")
         self.ttft_s = self._histogram("time_to_first_token_seconds", "Sent to first token", _TTFT_S)
         self.inter_token_s = self._histogram("inter_token_latency_seconds", "Between tokens of an answer", _TOKEN_S)
+        self.token_s = self._histogram(
+            "request_time_per_output_token_seconds", "First to last token over the tokens between, per answer", _TOKEN_S
+        )
         self.e2e_s = self._histogram("e2e_request_latency_seconds", "Sent to ended", _REQUEST_S)
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per answer", _TOKENS)
         self.request_generation_tokens = self._histogram("request_generation_tokens", "Tokens per answer", _TOKENS)

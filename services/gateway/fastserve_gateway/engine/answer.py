@@ -34,6 +34,7 @@ class Answer:
         self._text = text
         self._metrics = metrics
         self._sent_at_s = time.monotonic()
+        self._first_token_at_s = 0.0
         self._last_token_at_s: float | None = None
 
     @property
@@ -94,6 +95,8 @@ class Answer:
         if not self.open:
             return
         self.open = False
+        if self._last_token_at_s is not None and self.num_tokens > 1:
+            self._metrics.token_s.observe((self._last_token_at_s - self._first_token_at_s) / (self.num_tokens - 1))
         prompt = self._request.prompts[self.index // self._request.n]
         self._metrics.finished(
             outcome,
@@ -107,6 +110,7 @@ class Answer:
             return
         self._metrics.generation_tokens.inc(tokens)
         if self._last_token_at_s is None:
+            self._first_token_at_s = at_s
             self._metrics.ttft_s.observe(at_s - self._sent_at_s)
         else:
             # Tokens that came together share the gap before them.
