@@ -1,11 +1,11 @@
 """KV policies on a live cluster whose device pool is several times too small: the same trace under every policy.
 
 For each policy a cluster of its own is started with the same engine. Capacity is measured first, closed loop, with
-ample memory under fcfs; the loads are multiples of it. Results go to a file after every policy, and a policy that is in
-the file is not measured again: with --pieces 1 a run can be cut into pieces of a few minutes.
+ample memory under fcfs; the loads are multiples of it. Results go to a file after every point, and a point that is in
+the file is not measured again: with --pieces 1 a run can be cut into pieces of one cluster each.
 
     python benchmarks/swapping.py                  # all policies, 80, 110 and 150 % of capacity
-    python benchmarks/swapping.py --pieces 1       # capacity, or the next policy that is missing
+    python benchmarks/swapping.py --pieces 1       # capacity, or what is missing of the next policy
     python benchmarks/swapping.py --quick          # a smoke test: small numbers mean nothing
 """
 
@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,15 +71,17 @@ def free_port() -> int:
     return port - 1
 
 
-def measure_policy(plan: Plan, kv_policy: str, capacity_rps: float, timeline: Path | None) -> list[Row]:
-    """All loads on one cluster; it is idle between them."""
-    rows, port, trace = [], free_port(), plan.trace
+def measure_policy(
+    plan: Plan, kv_policy: str, loads: Sequence[float], capacity_rps: float, timeline: Path | None
+) -> Iterator[Row]:
+    """These loads on one cluster; it is idle between them."""
+    port, trace = free_port(), plan.trace
     with cluster(trace.model, plan.flags(kv_policy, port, timeline)) as where:
         warm_up(where, trace)
-        for load in trace.loads:
-            rows.append(_measure(plan, where, kv_policy, load, load * capacity_rps, port))
-            print(rows[-1].sentence(), flush=True)
-    return rows
+        for load in loads:
+            row = _measure(plan, where, kv_policy, load, load * capacity_rps, port)
+            print(row.sentence(), flush=True)
+            yield row
 
 
 def _measure(plan: Plan, where: Cluster, kv_policy: str, load: float, rate_rps: float, port: int) -> Row:
@@ -94,19 +97,27 @@ def run(plan: Plan, out: Path, pieces: int, capacity_rps: float | None) -> bool:
     `capacity_rps` None: it is measured.
     """
     done = _load(out, plan)
-    for kv_policy in ("", *plan.kv_policies):
-        if kv_policy in {"" if "capacity_rps" in done else None, *(row["kv_policy"] for row in done["rows"])}:
+    if "capacity_rps" not in done:
+        done["capacity_rps"] = capacity_rps or measure_capacity(plan.trace)
+        pieces -= capacity_rps is None
+        _save(out, done)
+    for kv_policy in plan.kv_policies:
+        known = {row["load"] for row in done["rows"] if row["kv_policy"] == kv_policy}
+        loads = [load for load in plan.trace.loads if load not in known]
+        if not loads:
             continue
         if pieces == 0:
             return False
-        pieces -= bool(kv_policy) or capacity_rps is None
-        if not kv_policy:
-            done["capacity_rps"] = capacity_rps or measure_capacity(plan.trace)
-        else:
-            timeline = (out / "swapping_trace.json").resolve() if kv_policy == TIMELINE_OF else None
-            done["rows"] += [asdict(row) for row in measure_policy(plan, kv_policy, done["capacity_rps"], timeline)]
-        (out / "swapping.json").write_text(json.dumps(done, indent=1) + "\n")
+        pieces -= 1
+        timeline = (out / "swapping_trace.json").resolve() if kv_policy == TIMELINE_OF else None
+        for row in measure_policy(plan, kv_policy, loads, done["capacity_rps"], timeline):
+            done["rows"].append(asdict(row))
+            _save(out, done)
     return True
+
+
+def _save(out: Path, done: dict[str, Any]) -> None:
+    (out / "swapping.json").write_text(json.dumps(done, indent=1) + "\n")
 
 
 def _load(out: Path, plan: Plan) -> dict[str, Any]:
