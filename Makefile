@@ -21,7 +21,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 QUICK := not cluster and not full and not gpu and not infra
 PROCESSES := cluster and not full and not gpu and not infra
 
-.PHONY: help serve venv test test-quick test-processes test-full test-infra lint format types proto proto-check proto-snapshot clean
+.PHONY: help serve venv test test-quick test-processes test-full test-infra lint format types docs proto proto-check proto-snapshot clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -56,6 +56,9 @@ lint: $(TEST_STAMP) ## format, lint, import rules, types, contract
 format: $(TEST_STAMP) ## format and sort imports
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(TEST_STAMP) ## the client's reference, from its docstrings, into build/docs
+	$(BIN)/python -W error -m pdoc fastserve '!fastserve.v1' -o build/docs
 
 proto: ## regenerate sdk/fastserve/v1 from protos/
 	./protos/generate.sh
