@@ -1,27 +1,18 @@
 """Every panel's query, asked of a real Prometheus that scrapes what the services expose."""
 
-import contextlib
-import json
-import socket
-import subprocess
 import threading
-import time
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from .exposed import expositions
+from .prometheus import prometheus_server, query
 from .test_grafana import FILES, panels
 
 pytestmark = pytest.mark.infra
 
-STARTUP_S = 60.0
 #: Panels of what this cluster, which has no kvstore attached, does not have.
 EMPTY = {"KV on the host"}
 
@@ -54,41 +45,12 @@ def targets() -> Iterator[int]:
 def prometheus(targets: int, tmp_path_factory: pytest.TempPathFactory, need: Callable[[str], None]) -> Iterator[str]:
     """Its address, when every target has been scraped twice."""
     need("prometheus")
-    folder: Path = tmp_path_factory.mktemp("prometheus")
     jobs = [
         {"job_name": job, "metrics_path": f"/{job}", "static_configs": [{"targets": [f"127.0.0.1:{targets}"]}]}
         for job in expositions()
     ]
-    scrape = {"global": {"scrape_interval": "250ms", "scrape_timeout": "200ms"}, "scrape_configs": jobs}
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(scrape))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = ["prometheus", f"--web.listen-address={address}", f"--config.file={folder}/prometheus.yml"]
-    command += [f"--storage.tsdb.path={folder}/data", "--log.level=error"]
-    with subprocess.Popen(command) as process:
-        try:
-            _wait_until_scraped_twice(address, process)
-            yield address
-        finally:
-            process.terminate()
-
-
-def query(address: str, expression: str) -> list[dict[str, Any]]:
-    parameters = urllib.parse.urlencode({"query": expression})
-    with urllib.request.urlopen(f"http://{address}/api/v1/query?{parameters}", timeout=10) as response:
-        return list(json.load(response)["data"]["result"])
-
-
-def _wait_until_scraped_twice(address: str, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + STARTUP_S
-    while time.monotonic() < deadline_s:
-        assert process.poll() is None, "prometheus ended"
-        with contextlib.suppress(OSError):  # it does not listen yet
-            if len(query(address, "sum_over_time(up[1m]) >= 2")) == len(expositions()):
-                return
-        time.sleep(0.1)
-    pytest.fail("prometheus did not scrape everything in time")
+    with prometheus_server(tmp_path_factory.mktemp("prometheus"), jobs) as address:
+        yield address
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
