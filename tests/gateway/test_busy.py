@@ -1,0 +1,44 @@
+"""Liveness is answered while the gateway has much to do: not after it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .rig import MODEL, Rig, rig
+
+MIB = 1024 * 1024
+
+
+async def probes_answered_during(r: Rig, work: "asyncio.Future[Any]") -> int:
+    """How many times /health/live was answered while `work` was not done."""
+    count = 0
+    while not work.done():
+        assert (await r.http.get("/health/live")).status_code == 200
+        count += not work.done()
+    return count
+
+
+@pytest.mark.timeout(300)
+async def test_liveness_is_answered_during_a_prompt_of_20_megabytes(tmp_path: Path) -> None:
+    """The prompt is longer than the model can take, which is known only when it has been read."""
+    prompt = "hello world " * (20 * MIB // 12)
+    async with rig(tmp_path, max_body_bytes=32 * MIB, max_prompt_bytes=32 * MIB) as r:
+        r.http.timeout = httpx.Timeout(240)
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+        work = asyncio.gather(r.http.post("/v1/completions", json=body))
+        answered = await probes_answered_during(r, work)
+        assert [response.status_code for response in await work] == [400]
+        assert answered > 0
+
+
+async def test_liveness_is_answered_during_a_burst(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        r.http.timeout = httpx.Timeout(100)
+        work = asyncio.gather(*(r.complete(model=MODEL, prompt=f"hello {n}", max_tokens=5) for n in range(300)))
+        answered = await probes_answered_during(r, work)
+        assert {response.status_code for response in await work} == {200}
+        assert answered > 0
+        await r.quiet()
