@@ -2,6 +2,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
+CLIENTS := .venv-clients
 BIN := $(VENV)/bin
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -21,7 +22,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 QUICK := not cluster and not full and not gpu and not infra
 PROCESSES := cluster and not full and not gpu and not infra
 
-.PHONY: help serve venv test test-quick test-processes test-full test-infra lint format types docs proto proto-check proto-snapshot clean
+.PHONY: help serve venv test test-quick test-processes test-full test-infra lint format types docs clients proto proto-check proto-snapshot clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -42,8 +43,8 @@ test-processes: $(TEST_STAMP) ## tests that start real processes
 test-full: lint ## also the exhaustive matrices; takes long
 	$(TEST_ENV) $(BIN)/pytest -m "not gpu and not infra" $(PYTEST_ARGS)
 
-test-infra: $(INFRA_STAMP) ## what operators install: schemas of Compose and Kubernetes, Helm, promtool
-	$(TEST_ENV) $(BIN)/pytest -m infra tests/deploy $(PYTEST_ARGS)
+test-infra: $(INFRA_STAMP) $(CLIENTS)/bin/python ## what operators install: schemas of Compose and Kubernetes, Helm, promtool
+	$(TEST_ENV) $(BIN)/pytest -m infra tests/deploy tests/clients $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP) ## format, lint, import rules, types, contract
 	$(BIN)/ruff format --check .
@@ -60,6 +61,13 @@ format: $(TEST_STAMP) ## format and sort imports
 docs: $(TEST_STAMP) ## the client's reference, from its docstrings, into build/docs
 	$(BIN)/python -W error -m pdoc fastserve '!fastserve.v1' -o build/docs
 
+clients: $(CLIENTS)/bin/python ## clients that others wrote, in an environment of their own, for test-infra
+
+$(CLIENTS)/bin/python: requirements/clients.txt
+	"$(PYTHON)" -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -r requirements/clients.txt
+	@touch $@
+
 proto: ## regenerate sdk/fastserve/v1 from protos/
 	./protos/generate.sh
 
@@ -71,7 +79,7 @@ proto-snapshot: $(TEST_STAMP) ## declare today's protos the contract that may no
 	$(BIN)/buf build protos -o protos/snapshot.binpb
 
 clean: ## remove everything that was installed or built
-	rm -rf $(VENV) .venv-proto build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) .venv-proto build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
