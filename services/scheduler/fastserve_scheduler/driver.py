@@ -8,13 +8,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fastserve_scheduler.core.scheduler import SchedulerCore
 from fastserve_scheduler.core.snapshot import Snapshot
 from fastserve_scheduler.desk import DRAINED_BY_OPERATOR, GOING_AWAY, Desk
 from fastserve_scheduler.flights import Flights
 from fastserve_scheduler.gateway_link import Peer
+from fastserve_scheduler.identity import Identity
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import (
     AbortAll,
@@ -68,19 +69,6 @@ log = logging.getLogger(__name__)
 
 PROGRESS_CHECK_S = 0.5
 _NS_PER_S = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What the core was built for. Stages that come back must be the same."""
-
-    fingerprint: str
-    block_size: int
-    max_model_len: int
-
-    @classmethod
-    def of(cls, ready: Ready) -> "Identity":
-        return cls(ready.fingerprint, ready.block_size, ready.max_model_len)
 
 
 class Driver:
