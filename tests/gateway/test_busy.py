@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from fastserve_gateway import server
+
 from .rig import MODEL, Rig, rig
 
 MIB = 1024 * 1024
@@ -42,3 +44,19 @@ async def test_liveness_is_answered_during_a_burst(tmp_path: Path) -> None:
         assert {response.status_code for response in await work} == {200}
         assert answered > 0
         await r.quiet()
+
+
+async def test_an_idle_connection_is_kept_for_longer_than_load_balancers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They keep theirs for 60 s: a request must never meet a connection that we have closed."""
+    assert server.KEEP_ALIVE_S > 60
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 1)
+    async with rig(tmp_path) as r:
+        url = r.http.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(b"GET /health/live HTTP/1.1\r\nHost: gateway\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await asyncio.wait_for(reader.read(), 30)  # to its end, which is the gateway's doing
+        writer.close()
+        await writer.wait_closed()

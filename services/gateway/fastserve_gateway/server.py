@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 LISTEN_BACKLOG = 2048
 #: Descriptors kept back from clients: scheduler, state store, files, logs.
 RESERVED_FDS = 64
+#: Idle connections stay longer than load balancers (60 s) and client pools keep them: whoever closes first must be the
+#: client, or a request that is on its way meets a closed connection.
+KEEP_ALIVE_S = 75
 #: After requests were aborted, how long connections get to deliver their last bytes.
 CLOSE_TIMEOUT_S = 2
 
@@ -173,6 +176,7 @@ async def _start_http(
         server_header=False,
         backlog=LISTEN_BACKLOG,
         limit_concurrency=max(1, raise_fd_limit() - RESERVED_FDS),
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
