@@ -34,12 +34,14 @@ from fastserve.bench.workload import PromptMaker, Request, Shape
 from fastserve_common.load import stats
 from fastserve_common.load.lengths import SHAREGPT
 
-#: Flags of `fastserve serve` for each policy.
+#: Flags of `fastserve serve` for each policy. `mlfq` and `paper` know no lengths. A request's limit here is the length
+#: of its answer, as in other serving benchmarks: `default` finds out after some dozens of answers and orders by it.
 POLICIES: dict[str, tuple[str, ...]] = {
     "fcfs": ("--policy", "fcfs"),
     "round-robin": ("--policy", "round-robin"),
     "paper": ("--policy", "skip-join-mlfq", "--preset", "paper"),
-    "default": ("--policy", "skip-join-mlfq"),
+    "mlfq": ("--policy", "skip-join-mlfq"),
+    "default": (),
 }
 BASELINE = "fcfs"
 
