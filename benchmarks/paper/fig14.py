@@ -1,0 +1,140 @@
+"""Figure 14: policies against the ratio of input to output length, with ample KV memory and beyond capacity.
+
+Lognormal lengths, 1,024 tokens in and out together on average. Capacity is computed from the fitted iteration times, a
+batch always full; the rate is 1.3 times that, in the paper's protocol, or 0.9 of it with warm-up and end left out.
+"""
+
+import sys
+from dataclasses import replace
+
+from matplotlib.figure import Figure as Plot
+
+from fastserve_scheduler.sim.cost import OPT_13B_A100
+
+from .figure import Figure, Options, Report, Table, main
+from .intervals import interval
+from .intervals import ratios as paired
+from .loads import RATIO_TOTAL
+from .points import Point, Store
+from .series import Series, complete, spread
+from .style import COLOURS, LABELS, MARKERS, legend_below, panels
+
+RATIOS = (0.25, 1, 4, 16, 64, 256)
+ORDERS = ("fcfs", "fixed-priority", "naive-mlfq", "naive-mlfq-abort", "paper", "alpha-10s", "srpt")
+SYSTEM = "opt-13b-ample"
+BATCH = 16
+LOADS = {"paper's protocol": 1.3, "stable": 0.9}
+JOBS = ((300, 120), (100, 200), (0, 400))
+"""(mean output of at least so many tokens, jobs of a run): long answers take long to simulate."""
+
+STABLE_RATIOS = (16, 64, 256)
+"""A stable run needs more jobs than those of long answers have here."""
+
+
+def output_of(ratio: float) -> float:
+    return max(RATIO_TOTAL / (1 + ratio), 2.0)
+
+
+def capacity_of(ratio: float) -> float:
+    """Jobs per second: a job takes its share of the fixed time of as many full iterations as it has tokens of output,
+    and its own prompt and context. Second moments of lognormal lengths with a variation of 1 are twice the square."""
+    cost, output = OPT_13B_A100, output_of(ratio)
+    prompt = RATIO_TOTAL - output
+    spent_ns = output / BATCH * cost.decode_fixed_ns + output * cost.decode_job_ns
+    spent_ns += cost.decode_context_ns * (output * prompt + output * output)
+    spent_ns += cost.prefill_token_ns * prompt + cost.prefill_token_squared_ns * 2 * prompt * prompt
+    return 1e9 / spent_ns
+
+
+def point(protocol: str, ratio: float, order: str, options: Options) -> Point:
+    jobs = next(jobs for least, jobs in JOBS if output_of(ratio) >= least)
+    rate = round(LOADS[protocol] * capacity_of(ratio), 4)
+    window = protocol == "stable"
+    return Point(SYSTEM, order, f"ratio:{ratio:g}", rate, 0, options.jobs(jobs), BATCH, window=window)
+
+
+def points(options: Options, store: Store) -> list[Point]:
+    return [
+        replace(point(protocol, ratio, order, options), seed=seed)
+        for protocol in LOADS
+        for seed in options.seeds
+        for ratio in ratios_of(protocol, options)
+        for order in ORDERS
+    ]
+
+
+def ratios_of(protocol: str, options: Options) -> list[float]:
+    return options.some(STABLE_RATIOS if protocol == "stable" else RATIOS)
+
+
+def report(options: Options, store: Store) -> Report:
+    tables: list[Table] = []
+    values: dict[str, object] = {}
+    curves: dict[str, dict[str, Series]] = {}
+    for protocol in LOADS:
+        for metric in ("mean", "p95"):
+            found = _curves(options, store, protocol, f"{metric}_normalised_latency")
+            values[f"{protocol}, {metric}"] = {order: list(curve.values) for order, curve in found.items()}
+            tables.append(_table(found, f"{protocol}: {metric} latency per output token, s"))
+            if metric == "mean":
+                curves[protocol] = found
+                tables.append(_gains(found, protocol))
+    return Report(tables, values, lambda: _draw(curves))
+
+
+def _curves(options: Options, store: Store, protocol: str, metric: str) -> dict[str, Series]:
+    ratios = ratios_of(protocol, options)
+    needed = [point(protocol, ratio, order, options) for ratio in ratios for order in ORDERS]
+    seeds = complete(store, options.seeds, lambda seed: [replace(each, seed=seed) for each in needed])
+    return {
+        order: Series(
+            ratios,
+            [
+                [store.number(replace(point(protocol, ratio, order, options), seed=seed), metric) for seed in seeds]
+                for ratio in ratios
+            ],
+        )
+        for order in ORDERS
+    }
+
+
+def _table(found: dict[str, Series], title: str) -> Table:
+    ratios = found["fcfs"].rates
+    rows = [[LABELS[order], *(spread(values) for values in curve.values)] for order, curve in found.items()]
+    return Table(title, ["", *(f"{ratio:g}" for ratio in ratios)], rows)
+
+
+def _gains(found: dict[str, Series], protocol: str) -> Table:
+    """Mean over mean of skip-join with 0.3 s, paired by seed."""
+    rows = []
+    for order in ORDERS[:4]:
+        pairs = [paired(others, mine) for others, mine in zip(found[order].values, found["paper"].values, strict=True)]
+        best = max(interval(values)[0] for values in pairs)
+        rows.append([LABELS[order], *(spread(values, 2) for values in pairs), f"{best:.1f}"])
+    header = ["", *(f"{ratio:g}" for ratio in found["fcfs"].rates), "at most"]
+    return Table(f"{protocol}: mean over that of {LABELS['paper']}", header, rows)
+
+
+def _draw(curves: dict[str, dict[str, Series]]) -> Plot:
+    plot, axes = panels(1, len(curves), width=4.6, height=3.2)
+    for (protocol, found), each in zip(curves.items(), axes, strict=True):
+        slowest = [max(column) for column in zip(*(curve.means() for curve in found.values()), strict=True)]
+        for order, curve in found.items():
+            shares = [mean / most for mean, most in zip(curve.means(), slowest, strict=True)]
+            each.plot(
+                curve.rates, shares, color=COLOURS[order], marker=MARKERS[order], markersize=4, label=LABELS[order]
+            )
+        each.set(xscale="log", yscale="log", xlabel="input / output", ylim=(0.02, 1.15))
+        each.set_xticks(list(RATIOS), [f"{ratio:g}" for ratio in RATIOS])
+        each.minorticks_off()
+        each.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5, 1], ["0.02", "0.05", "0.1", "0.2", "0.5", "1"])
+        each.set_title(f"{protocol} (load {LOADS[protocol]:g})")
+    axes[0].set_ylabel("mean latency per token, of the slowest")
+    legend_below(plot, axes[0], 4)
+    return plot
+
+
+FIGURE = Figure("fig14", report, (points,))
+
+if __name__ == "__main__":
+    sys.exit(main(FIGURE))
