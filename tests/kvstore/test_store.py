@@ -26,6 +26,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = HostStore(NUM_SLOTS * NUM_STAGES * SLOT_BYTES, 1, TTL_NS)
         self.now_ns = 0
         self.scheduler = 0
+        self.model = LAYOUT.model_fingerprint
         self.generation = self.store.generation
         self.leased: set[int] = set()
         self.stored: dict[int, int] = {}
@@ -35,6 +36,10 @@ class StoreMachine(RuleBasedStateMachine):
         for stage in range(NUM_STAGES):
             self.store.attach(f"stage-{stage}", replace(LAYOUT, stage=stage), NUM_STAGES * SLOT_BYTES)
         self.scheduler_comes()
+
+    def attach(self, stage: int) -> None:
+        layout = replace(LAYOUT, stage=stage, model_fingerprint=self.model)
+        self.store.attach(f"stage-{stage}", layout, NUM_STAGES * SLOT_BYTES)
 
     @rule()
     def scheduler_comes(self) -> None:
@@ -54,14 +59,14 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(stage=st.integers(0, NUM_STAGES - 1))
     def a_stage_is_started_again(self, stage: int) -> None:
         """It finds what it left."""
-        self.store.attach(f"stage-{stage}", replace(LAYOUT, stage=stage), NUM_STAGES * SLOT_BYTES)
+        self.attach(stage)
 
     @rule(fingerprint=st.sampled_from(["m", "another"]))
     def the_model_is_replaced(self, fingerprint: str) -> None:
         """All stages change together; the first one that does ends the generation."""
+        self.model = fingerprint
         for stage in range(NUM_STAGES):
-            layout = replace(LAYOUT, stage=stage, model_fingerprint=fingerprint)
-            self.store.attach(f"stage-{stage}", layout, NUM_STAGES * SLOT_BYTES)
+            self.attach(stage)
         if self.store.generation != self.generation:
             assert self.store.generation > self.generation
             self.generation = self.store.generation
