@@ -11,9 +11,20 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 #: Under CI=true a missing tool is a failure, not a skip: what CI did not run, it did not check.
 IN_CI = os.environ.get("CI") == "true"
+
+#: No test is about speed: on a slow machine an example may take what it takes.
+hypothesis_settings.register_profile(
+    "untimed",
+    hypothesis_settings.get_profile("ci" if IN_CI else "default"),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+hypothesis_settings.load_profile("untimed")
 
 #: One thread per process: the suites run many processes on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
