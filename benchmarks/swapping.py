@@ -11,9 +11,11 @@ the file is not measured again: with --pieces 1 a run can be cut into pieces of 
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
+import random
 import socket
 import sys
 import tempfile
@@ -35,6 +37,8 @@ from fastserve_common.units import format_bytes
 KV_POLICIES = ("proactive", "reactive", "blocking", "recompute", "defer")
 BLOCK_TOKENS = 16
 TIMELINE_OF = "proactive"
+#: `--metrics-port` takes so many from its first one on, with two stages.
+METRICS_PORTS = 4
 #: Width of the timeline's picture.
 WINDOW_S = 1.0
 
@@ -63,19 +67,21 @@ def scrape(port: int) -> dict[str, float]:
         return parse(answer.read().decode())
 
 
-def free_port() -> int:
-    """Of two neighbours: the kvstore's metrics are one above the scheduler's."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return port - 1
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on, below those that the kernel gives to clients."""
+    for first in random.sample(range(20_000, 30_000, count), 100):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise ClusterError("no free ports")
 
 
 def measure_policy(
     plan: Plan, kv_policy: str, loads: Sequence[float], capacity_rps: float, timeline: Path | None
 ) -> Iterator[Row]:
     """These loads on one cluster; it is idle between them."""
-    port, trace = free_port(), plan.trace
+    port, trace = free_ports(METRICS_PORTS), plan.trace
     with cluster(trace.model, plan.flags(kv_policy, port, timeline)) as where:
         warm_up(where, trace)
         for load in loads:

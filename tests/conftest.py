@@ -1,6 +1,8 @@
 """Fixtures shared by every suite."""
 
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -48,9 +50,12 @@ def skip_or_fail() -> Callable[[str], None]:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """One that nobody listens on, below those that the kernel gives to clients: it is still free a moment later."""
+    for port in random.sample(range(30_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
 
 
 @pytest.fixture(scope="session")
