@@ -51,7 +51,8 @@ class Case:
     shortest decode. `profile_noise`: each prefill point is off by a random factor up to this, either way.
     `kv_heads` > 0: Llama-3-8B's shape with so many KV heads on an A100-40, its KV in what the weights leave.
     `swap_compute` > 0: speed of the link such that moving the KV of a mean running job one way takes so many decode
-    iterations of a full batch; 0: 25 GB/s. `watch`: count jobs that run above their own queue.
+    iterations of a full batch; 0: 25 GB/s. `watch`: count jobs that run above their own queue. `limits`: callers name
+    the true length of the answer as its limit; else they ask for all there is room for.
     """
 
     policy: str = "skip-join-mlfq"
@@ -79,6 +80,7 @@ class Case:
     profile_noise: float = 1.0
     kv_heads: int = 0
     watch: bool = False
+    limits: bool = False
 
     def key(self) -> str:
         """What differs from the defaults, so that a new field leaves old keys as they are."""
@@ -160,7 +162,7 @@ def _told(profile: Profile, case: Case) -> Profile:
 
 def requests_of(case: Case, traces: Path | None) -> list[Request]:
     """As the callers send them. Raises ValueError when a trace is asked for and there is no folder."""
-    callers = Callers(case.seed, longest_of(case), case.hint_error)
+    callers = Callers(case.seed, None if case.limits else longest_of(case), case.hint_error)
     return [callers.says(request) for request in _arrivals(case, traces)]
 
 

@@ -14,6 +14,7 @@ ORDERS: dict[str, Case] = {
     "alpha 10 s": DEFAULT_MLFQ,
     "no promotion": Case(alpha_s=NEVER_S),
     "0.3 s, return": Case(alpha_s=0.3, promotion="return"),
+    "10 s, return": Case(promotion="return"),
     "naive, 0.3 s": Case(policy="naive-mlfq", alpha_s=0.3),
     "naive, 10 s": Case(policy="naive-mlfq"),
     "las": Case(policy="las"),

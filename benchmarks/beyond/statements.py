@@ -10,11 +10,11 @@ from dataclasses import replace
 from .case import A100_40_TOKENS, Case
 from .orders import under
 from .shared import Table, crossing
+from .sheets import sheet
 from .study import Options, Report, Rows, Study, cell, main, numbers
 
 SLO_S = 0.3
-COLUMNS = {"mean": 4, "p95": 4, "p99": 4, "jct": 1, "jct99": 1, "ttft": 2, "wait": 1}
-"""Of most tables, and digits."""
+COLUMNS = ("mean", "p95", "p99", "jct", "jct99", "ttft", "wait")
 
 #: Cases by name.
 Cases = dict[str, Case]
@@ -24,7 +24,7 @@ def at(rate: float, orders: Sequence[str], base: Case | None = None) -> Cases:
     return {f"{order} @ {rate:g}": under(order, replace(base or Case(), rate=rate)) for order in orders}
 
 
-FCFS_RATES = (1.75, 2.0, 2.25, 2.5, 3.0)
+FCFS_RATES = (1.25, 1.75, 2.0, 2.25, 2.5, 3.0)
 PAPER_RATES = (3.0, 4.0, 5.0)
 SHORT = Case(kv_tokens=A100_40_TOKENS, host_tokens=1 << 17)
 CODE, CONV, ALPACA = Case(load="azure-code"), Case(load="azure-conv"), Case(load="alpaca")
@@ -32,8 +32,8 @@ LARGE = Case(batch=128, kv_tokens=55_000)
 STABLE = Case(jobs=1200, window=True)
 
 COMPARED = (
-    "fcfs", "round robin", "paper", "alpha 10 s", "no promotion", "0.3 s, return", "naive, 0.3 s", "naive, 10 s", "las",
-    "slack", "predicted", "hints 0.7", "hints 1.2", "srpt",
+    "fcfs", "paper", "10 s, return", "alpha 10 s", "no promotion", "0.3 s, return", "hints 0.7", "srpt", "round robin",
+    "slack", "hints 1.2", "las", "naive, 0.3 s", "naive, 10 s", "predicted",
 )  # fmt: skip
 
 
@@ -57,6 +57,7 @@ PARTS: dict[str, Cases] = {
             f"10 s, {kv}": replace(SHORT, rate=3.0, kv=kv)
             for kv in ("proactive", "reactive", "blocking", "recompute", "defer")
         },
+        "10 s, defer, true limits": replace(SHORT, rate=3.0, kv="defer", limits=True),
         "10 s, proactive by ENST": replace(SHORT, rate=3.0, kv_ranking="enst"),
         "never, proactive": replace(under("no promotion", SHORT), rate=3.0),
         "0.3 s, proactive": replace(under("paper", SHORT), rate=3.0),
@@ -97,7 +98,10 @@ def _ranks(values: Sequence[float]) -> list[int]:
 
 
 def report(rows: Rows) -> Report:
-    tables = [_table(rows, name, cases) for name, cases in PARTS.items()]
+    tables = [
+        sheet(rows, name, cases, (*COLUMNS, "peak_kv", "gb_in", "capacity"), next(iter(cases)), ("mean", "p95", "jct"))
+        for name, cases in PARTS.items()
+    ]
     values: dict[str, object] = {
         part: {
             name: {column: rows.of(case, column) for column in (*COLUMNS, "peak_kv", "gb_in", "longest_quarter")}
@@ -124,18 +128,6 @@ def report(rows: Rows) -> Report:
     ):
         tables.append(Table(title, ["", ""], [[name, cell(by_seed, 3)] for name, by_seed in by_name.items()]))
     return Report(tables, values)
-
-
-def _table(rows: Rows, title: str, cases: Cases) -> Table:
-    base = next(iter(cases.values()))
-    body = []
-    for name, case in cases.items():
-        cells = [cell(rows.of(case, column), digits) for column, digits in COLUMNS.items()]
-        moved = [cell([peak / 1000 for peak in rows.of(case, "peak_kv")], 1), cell(rows.of(case, "gb_in"), 0)]
-        against = [cell(rows.ratios(case, base, column), 2) for column in ("mean", "p95", "jct")]
-        body.append([f"{name} ({len(rows.each(case))})", *cells, *moved, cell(rows.of(case, "capacity"), 2), *against])
-    over = [f"{column} / first" for column in ("mean", "P95", "JCT")]
-    return Table(title, ["", *COLUMNS, "peak KV, K", "GB in", "job/s", *over], body)
 
 
 def _crossings(rows: Rows, order: str, rates: Sequence[float], metric: str) -> list[float]:

@@ -106,9 +106,11 @@ def numbers(row: Row, name: str) -> list[float]:
 
 
 def cell(values: Sequence[float], digits: int = 3) -> str:
-    """`mean±half` of the 95 % interval over seeds; a dash for none."""
+    """`mean±half` of the 95 % interval over seeds; two seeds have none and are given both; a dash for no value."""
     if not values:
         return "-"
+    if len(values) == 2:
+        return f"{values[0]:.{digits}f}, {values[1]:.{digits}f}"
     centre, half = interval(values)
     return f"{centre:.{digits}f}" if math.isnan(half) else f"{centre:.{digits}f}±{half:.{digits}f}"
 
