@@ -16,7 +16,7 @@ LOADS = {
     "short prompts": Case(rate=3.0, jobs=250),
     "long prompts": Case(load="ratio:16", rate=4.2),
 }
-"""Both about 1.6 times capacity."""
+"""1.6 times capacity, and 0.8 of it."""
 
 ERRORS: dict[str, tuple[float, float, float]] = {
     "true": (1.0, 1.0, 1.0),
