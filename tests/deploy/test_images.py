@@ -184,3 +184,10 @@ def test_a_model_that_others_would_not_find_is_refused(tmp_path: Path, fake_pyth
     assert result.returncode == 2
     assert "put the model there" in result.stderr
     assert not (tmp_path / "models/served").exists()
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "kvstore"])
+def test_the_documentation_counts_the_packages_of_an_image(role: str) -> None:
+    row = re.search(rf"`services/{role}/Dockerfile` \| (\d+) packages", (ROOT / "docs/deploy.md").read_text())
+    assert row
+    assert int(row[1]) == len(pins(REQUIREMENTS[role]))
