@@ -14,7 +14,7 @@ DEFAULT_ADDRESS = "localhost:8001"
 #: The largest message either end sends or accepts; the gateway has the same cap.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
@@ -81,6 +81,11 @@ class Attempts:
                 f"the deadline passes before a retry; last answer: {error.message}", request_id=error.request_id
             ) from error
         return wait_s
+
+
+def channel_options(tls_name: str | None) -> tuple[tuple[str, int | str], ...]:
+    """`tls_name`: what the server's certificate must be called; None: as the address."""
+    return CHANNEL_OPTIONS if tls_name is None else (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", tls_name))
 
 
 def to_metadata(api_key: str | None) -> Metadata:

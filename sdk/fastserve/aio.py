@@ -16,6 +16,7 @@ from fastserve._calls import (
     Attempts,
     Metadata,
     RetryPolicy,
+    channel_options,
     to_credentials,
     to_metadata,
 )
@@ -44,6 +45,7 @@ class AsyncClient:
         *,
         api_key: str | None = None,
         tls: bool | grpc.ChannelCredentials = False,
+        tls_name: str | None = None,
         timeout_s: float | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     ) -> None:
@@ -51,7 +53,7 @@ class AsyncClient:
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
-            self._channel = grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            self._channel = grpc.aio.secure_channel(address, credentials, options=channel_options(tls_name))
         self._stub = rpc.InferenceStub(self._channel)
         self._metadata = to_metadata(api_key)
         self._timeout_s = timeout_s

@@ -16,6 +16,7 @@ from fastserve._calls import (
     Attempts,
     Metadata,
     RetryPolicy,
+    channel_options,
     to_credentials,
     to_metadata,
 )
@@ -30,9 +31,10 @@ T = TypeVar("T")
 class Client:
     """Talks to a FastServe gateway over gRPC. Connects at the first call.
 
-    `address`: "host:port" or "unix:path". `tls`: True, or credentials of `grpc.ssl_channel_credentials`. `timeout_s`:
-    the deadline of every call that does not give its own; None is none. Every method raises the errors of
-    `fastserve.errors`; UnavailableError only after the retries.
+    `address`: "host:port" or "unix:path". `tls`: True, or credentials of `grpc.ssl_channel_credentials` (authorities
+    of one's own, a certificate to show). `tls_name`: the DNS name that the server's certificate must have, where it is
+    not the host of `address`. `timeout_s`: the deadline of every call that does not give its own; None is none. Every
+    method raises the errors of `fastserve.errors`; UnavailableError only after the retries.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Client:
         *,
         api_key: str | None = None,
         tls: bool | grpc.ChannelCredentials = False,
+        tls_name: str | None = None,
         timeout_s: float | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     ) -> None:
@@ -48,7 +51,7 @@ class Client:
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            self._channel = grpc.secure_channel(address, credentials, options=channel_options(tls_name))
         self._stub = rpc.InferenceStub(self._channel)
         self._metadata = to_metadata(api_key)
         self._timeout_s = timeout_s

@@ -52,6 +52,7 @@ def test_the_scheduler_s_policies_are_known_here() -> None:
         (["--device=cuda", "--linear=packed"], r"--linear: packed is for cpu only"),
         (["--drain-timeout=-1"], r"--drain-timeout: "),
         (["--alpha-ms=0"], r"--alpha-ms: "),
+        (["--ssl-certfile=tls.crt"], "--ssl-certfile and --ssl-keyfile must be given together"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name(argv: list[str], sentence: str) -> None:
@@ -81,6 +82,16 @@ def test_a_port_in_use_is_said_at_once() -> None:
             checks.check_serve(load("--port=0", f"--grpc-port={port}"))
         with pytest.raises(SettingsError, match="--metrics-port"):
             checks.check_serve(load("--port=0", f"--metrics-port={port}"))
+
+
+def test_a_certificate_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
+    certificate = tmp_path / "tls.crt"
+    flags = ("--port=0", "--host-kv-memory=0", f"--ssl-certfile={certificate}", f"--ssl-keyfile={certificate}")
+    with pytest.raises(SettingsError, match=r"--ssl-certfile: cannot use .*tls\.crt.*No such file"):
+        checks.check_serve(load(*flags))
+    certificate.write_text("not one")
+    with pytest.raises(SettingsError, match=r"--ssl-certfile: cannot use .*tls\.crt"):
+        checks.check_serve(load(*flags))
 
 
 def test_an_address_of_another_machine_is_said_at_once() -> None:

@@ -42,6 +42,8 @@ EVERYTHING = ServeSettings(
     host="127.0.0.1",
     port=9000,
     grpc_port=9005,
+    ssl_certfile=Path("/tls/tls.crt"),
+    ssl_keyfile=Path("/tls/tls.key"),
     api_key=("secret-1", "secret-2"),
     served_model_name=("a", "b"),
     seed=11,
@@ -129,6 +131,7 @@ def test_what_is_set_arrives() -> None:
     assert (gateway.host, gateway.port, gateway.grpc_port, gateway.max_model_len) == ("127.0.0.1", 9000, 9005, 512)
     assert (gateway.served_model_name, gateway.model_root, gateway.drain_timeout) == (("a", "b"), "m", 5.0)
     assert gateway.seed == 11
+    assert (gateway.ssl_certfile, gateway.ssl_keyfile) == (Path("/tls/tls.crt"), Path("/tls/tls.key"))
     kvstore = parsed(by_name["kvstore"])
     assert isinstance(kvstore, KvStoreSettings)
     assert (worker.kv_checksums, kvstore.lease_ttl_s) == (True, 12.5)

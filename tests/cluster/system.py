@@ -69,7 +69,7 @@ class System:
 
     @property
     def http(self) -> str:
-        return self._announced(r"HTTP  http://(\S+)/v1")
+        return self._announced(r"HTTP  https?://(\S+)/v1")
 
     @property
     def grpc(self) -> str:

@@ -133,7 +133,7 @@ async def test_probes_show_the_services_certificate(
         assert await probe() == EXIT_UNHEALTHY
         assert await probe(*flags(me)) == 0
         assert await probe(flags(me)[0]) == EXIT_USAGE
-        assert "belong together" in capsys.readouterr().err
+        assert "must be given together" in capsys.readouterr().err
         for name, path in (("CERT", me.certificate), ("KEY", me.key), ("CA", me.authority)):
             monkeypatch.setenv(f"FASTSERVE_TLS_{name}", str(path))
         assert await probe() == 0

@@ -1,6 +1,7 @@
 """`fastserve top`: the frame, and how the scheduler is found."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from rich.console import Console, RenderableType
+from tests.common.certificates import Authority, flags
 
 from fastserve.cli import find, top_view
 from fastserve.cli.main import main
@@ -18,6 +20,7 @@ from fastserve.v1 import scheduler_pb2 as pb
 from fastserve.v1 import scheduler_pb2_grpc as rpc
 from fastserve_common.settings import SettingsError
 from fastserve_common.state import open_state
+from fastserve_common.tls import adopt
 
 STATE = pb.GetStateResponse(
     policy="skip-join-mlfq",
@@ -124,15 +127,42 @@ class FakeScheduler(rpc.SchedulerServicer):
         return STATE
 
 
-@pytest.fixture
-def scheduler() -> Iterator[str]:
+@contextlib.contextmanager
+def serving(credentials: grpc.ServerCredentials | None = None) -> Iterator[str]:
     with ThreadPoolExecutor(max_workers=2) as pool:
         server = grpc.server(pool)
         rpc.add_SchedulerServicer_to_server(FakeScheduler(), server)
-        port = server.add_insecure_port("localhost:0")
+        where = "localhost:0"
+        port = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)
         server.start()
         yield f"localhost:{port}"
         server.stop(grace=None).wait()
+
+
+@pytest.fixture
+def scheduler() -> Iterator[str]:
+    with serving() as address:
+        yield address
+
+
+def test_certificates_come_from_flags_or_from_the_services_variables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority.make(tmp_path)
+    server, me = authority.sign("server", "DNS:a.cluster"), authority.sign("me")
+    named = "--tls-name=a.cluster"
+    try:
+        with serving(server.server_credentials()) as address:
+            once = ["top", "--once", "--scheduler", address]
+            assert main([*once, *flags(me), named]) == 0
+            assert "skip-join-mlfq" in capsys.readouterr().out
+            assert main([*once, *flags(me)]) == 1, "the certificate has another name"
+            assert main(once) == 1
+            for name, path in (("CERT", me.certificate), ("KEY", me.key), ("CA", me.authority)):
+                monkeypatch.setenv(f"FASTSERVE_TLS_{name}", str(path))
+            assert main([*once, named]) == 0
+    finally:
+        adopt(None)
 
 
 def register(state_url: str, address: str) -> None:
@@ -164,6 +194,8 @@ def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--state", "mysql://x"], 2, "--state: expected sqlite:///path or redis"),
         (["--run-dir", str(tmp_path / "absent")], 2, "has no state.db"),
         (["--interval", "0"], 2, "--interval must be above 0"),
+        (["--tls-ca", "ca.crt"], 2, "--tls-cert, --tls-key and --tls-ca must be given together"),
+        (["--tls-ca=ca", "--tls-cert=a.crt", "--tls-key=a.key"], 2, "--tls-cert: cannot use a.crt"),
     ):
         assert main(["top", "--once", *where]) == status
         assert said in capsys.readouterr().err

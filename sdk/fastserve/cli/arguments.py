@@ -2,7 +2,10 @@
 
 import argparse
 import os
+from pathlib import Path
 from typing import NoReturn
+
+import grpc
 
 from fastserve._calls import DEFAULT_ADDRESS
 from fastserve.types import GenerateOptions
@@ -35,6 +38,18 @@ def add_address(parser: argparse.ArgumentParser) -> None:
         "--address", default=DEFAULT_ADDRESS, help=f"gRPC API of the server (default: {DEFAULT_ADDRESS})"
     )
     parser.add_argument("--tls", action="store_true", help="connect with TLS")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="the same, with this authority (PEM)")
+    parser.add_argument("--tls-name", metavar="NAME", help="DNS name in the server's certificate (default: its host)")
+
+
+def tls(args: argparse.Namespace) -> bool | grpc.ChannelCredentials:
+    """The flags of `add_address`. Raises SettingsError when the file cannot be read."""
+    if args.tls_ca is None:
+        return bool(args.tls)
+    try:
+        return grpc.ssl_channel_credentials(args.tls_ca.read_bytes())
+    except OSError as error:
+        raise SettingsError(f"--tls-ca: cannot read {args.tls_ca}: {error.strerror}") from error
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

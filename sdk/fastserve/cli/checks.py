@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import socket
+import ssl
 from pathlib import Path
 
 from fastserve.cli.settings import EngineSettings, ServeSettings
@@ -27,6 +28,7 @@ def check_serve(settings: ServeSettings) -> None:
         for port in range(settings.metrics_port, settings.metrics_port + 2 + settings.stages):
             _check_port("--metrics-port", "127.0.0.1", port)
     _check_shared_memory(settings.host_kv_memory)
+    _check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
 
 
 def check_model(settings: EngineSettings, model_dir: Path) -> None:
@@ -74,6 +76,16 @@ def _why_not(flag: str, host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return f"--host: {host} is not an address of this machine"
     return f"{flag}: cannot listen on port {port} of {host}: {error.strerror}"
+
+
+def _check_certificate(certificate: Path | None, key: Path | None) -> None:
+    if certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:  # ssl.SSLError is one
+        reason = error.strerror or error
+        raise SettingsError(f"--ssl-certfile: cannot use {certificate} with {key}: {reason}") from error
 
 
 def _check_shared_memory(size_bytes: int) -> None:

@@ -17,6 +17,7 @@ from fastserve.v1 import admin_pb2 as pb
 from fastserve.v1 import admin_pb2_grpc as rpc
 from fastserve_common.channels import open_channel
 from fastserve_common.settings import SettingsError
+from fastserve_common.tls import add_tls_arguments, adopt, given_identity
 
 CALL_TIMEOUT_S = 5.0
 
@@ -26,6 +27,7 @@ _NS_PER_MS = 1_000_000
 
 def run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
+    adopt(given_identity(args))
     source = Source(args.scheduler, None if args.scheduler else find_state(args.state, args.run_dir))
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -62,6 +64,7 @@ def _parser() -> Parser:
     where.add_argument(
         "--run-dir", metavar="DIR", help="of `fastserve serve` (default: of the one running on this machine)"
     )
+    add_tls_arguments(parser)
     parser.add_argument("--reason", default="", help="for the audit log")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

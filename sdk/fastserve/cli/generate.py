@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastserve.cli.arguments import EXIT_INTERRUPTED, Parser, add_address, add_api_key, add_sampling, sampling
+from fastserve.cli.arguments import EXIT_INTERRUPTED, Parser, add_address, add_api_key, add_sampling, sampling, tls
 from fastserve.client import Client
 from fastserve.errors import FastServeError
 from fastserve.types import GenerateOptions, Usage
@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     options["ignore_eos"] = args.ignore_eos
     options["priority"] = args.priority
     try:
-        with Client(args.address, api_key=args.api_key, tls=args.tls) as client:
+        with Client(args.address, api_key=args.api_key, tls=tls(args), tls_name=args.tls_name) as client:
             timing = _write(client, prompt, options, args.timeout)
     except FastServeError as error:
         print(f"fastserve generate: {error.message}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
@@ -26,12 +27,13 @@ async def registered(state: StateStore, spec: ChildSpec) -> Mapping[str, str]:
         await asyncio.sleep(_POLL_S)
 
 
-async def gateway_ready(http_address: str, tell: Callable[[str], None]) -> None:
+async def gateway_ready(http_address: str, tell: Callable[[str], None], *, tls: bool = False) -> None:
     """Waits until GET /health/ready answers 200; tells why it does not, when that changes."""
     host, _, port = http_address.rpartition(":")
     host, reason = _ANY_HOST.get(host, host).strip("[]"), ""
+    context = _unchecked() if tls else None
     while True:
-        status, text = await _get(host, int(port), "/health/ready")
+        status, text = await _get(host, int(port), "/health/ready", context)
         if status == HTTPStatus.OK:
             return
         if text and text != reason:
@@ -40,11 +42,19 @@ async def gateway_ready(http_address: str, tell: Callable[[str], None]) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def _get(host: str, port: int, path: str) -> tuple[int, str]:
+def _unchecked() -> ssl.SSLContext:
+    """The gateway is our own child; which names and authorities its certificate has is for its callers."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def _get(host: str, port: int, path: str, context: ssl.SSLContext | None) -> tuple[int, str]:
     """The status, and what an error's body says; 0 when nobody answers."""
     try:
         async with asyncio.timeout(_HTTP_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
             try:
                 writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
                 head, _, body = (await reader.read()).partition(b"\r\n\r\n")

@@ -87,7 +87,9 @@ class _App:
             supervisor.start(gateway)
             (where,) = await supervisor.until_registered(gateway)
         with reporter.phase("getting ready") as phase:
-            await supervisor.unless_dead(gateway_ready(where["http"], phase.detail))
+            await supervisor.unless_dead(
+                gateway_ready(where["http"], phase.detail, tls=settings.ssl_certfile is not None)
+            )
         self._keep_ports(supervisor, model, where)
         self._announce(where, model)
 
@@ -102,7 +104,8 @@ class _App:
     def _announce(self, where: Mapping[str, str], model: Model) -> None:
         settings = self.settings
         name = settings.served_model_name[0] if settings.served_model_name else model.root
-        url = f"http://{where['http']}"
+        scheme = "http" if settings.ssl_certfile is None else "https"
+        url = f"{scheme}://{where['http']}"
         lines = ["", f"FastServe serves {name}", f"  HTTP  {url}/v1"]
         if where.get("grpc"):
             lines.append(f"  gRPC  {where['grpc']}")

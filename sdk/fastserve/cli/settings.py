@@ -91,6 +91,8 @@ class ServeSettings(EngineSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 picks one")
     grpc_port: int | None = Field(None, ge=-1, le=65535, description="gRPC port; -1: off (default: HTTP port + 1)")
+    ssl_certfile: Path | None = Field(None, description="TLS certificate chain that callers are shown, HTTP and gRPC")
+    ssl_keyfile: Path | None = Field(None, description="its private key")
     api_key: tuple[str, ...] = Field(
         (), repr=False, description="accept only callers with one of these keys, or `sha256:` hashes; repeatable"
     )
@@ -140,6 +142,12 @@ class ServeSettings(EngineSettings):
     @classmethod
     def _none_or_some(cls, value: int) -> int:
         return value if value == 0 else _at_least(value, _MIN_KV_BYTES)
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> Self:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("--ssl-certfile and --ssl-keyfile must be given together")
+        return self
 
     @model_validator(mode="after")
     def _serve_combinations(self) -> Self:

@@ -189,7 +189,7 @@ def gateway(settings: ServeSettings, state_url: str, model: Model, *, port: int,
         f"--host={settings.host}",
         f"--port={port}",
         f"--grpc-port={grpc_port}",
-        *_given(settings, "api_key_file", "max_model_len", "seed", "drain_timeout"),
+        *_given(settings, "ssl_certfile", "ssl_keyfile", "api_key_file", "max_model_len", "seed", "drain_timeout"),
     ]
     # Not on the command line, where every user of the machine could read them.
     secrets = {f"{ENV_PREFIX}API_KEY": ",".join(settings.api_key)} if settings.api_key else {}

@@ -20,6 +20,7 @@ from fastserve.v1 import scheduler_pb2_grpc as rpc
 from fastserve_common.channels import open_channel
 from fastserve_common.settings import SettingsError
 from fastserve_common.state import StateError, without_password
+from fastserve_common.tls import add_tls_arguments, adopt, given_identity
 
 CALL_TIMEOUT_S = 2.0
 
@@ -53,6 +54,7 @@ def run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     if not args.interval > 0:
         raise SettingsError(f"--interval must be above 0 (got {args.interval:g})")
+    adopt(given_identity(args))
     source = Source(args.scheduler, None if args.scheduler else find_state(args.state, args.run_dir))
     console = Console()
     try:
@@ -76,6 +78,7 @@ def _parser() -> Parser:
     where.add_argument(
         "--run-dir", metavar="DIR", help="of `fastserve serve` (default: of the one running on this machine)"
     )
+    add_tls_arguments(parser)
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="between two looks (default: 1)")
     parser.add_argument("--once", action="store_true", help="print one frame and end, for scripts")
     return parser

@@ -7,17 +7,15 @@ Exit status 0: it serves. 1: it does not, with a sentence on standard error. 2: 
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fastserve_common.settings import ENV_PREFIX
-from fastserve_common.tls import DEFAULT_NAME, Identity
+from fastserve_common.settings import SettingsError
+from fastserve_common.tls import Identity, add_tls_arguments, given_identity
 
 EXIT_UNHEALTHY = 1
 EXIT_USAGE = 2
@@ -58,17 +56,6 @@ def _channel(address: str, identity: Identity | None) -> grpc.Channel:
     return grpc.secure_channel(address, identity.channel_credentials(), options=options)
 
 
-def _identity(args: argparse.Namespace) -> Identity | None:
-    """Raises OSError when the files cannot be read."""
-    given = [args.tls_cert, args.tls_key, args.tls_ca]
-    if not any(given):
-        return None
-    if not all(given):
-        raise OSError("--tls-cert, --tls-key and --tls-ca belong together")
-    certificate, key, authority = map(Path, given)
-    return Identity(certificate, key, authority, args.tls_name)
-
-
 def main(argv: Sequence[str]) -> int:
     # Not a settings class: the other variables and the file of the service in this container are none of ours.
     parser = argparse.ArgumentParser(prog="fastserve-healthcheck", description="Ask a server whether it serves.")
@@ -76,15 +63,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--service", default="", help="whose health is asked for (default: the whole server's)")
     parser.add_argument("--any-answer", action="store_true", help="be content with a process that answers at all")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS", help="default: %(default)s")
-    for name, default in (("cert", ""), ("key", ""), ("ca", ""), ("name", DEFAULT_NAME)):
-        variable = f"{ENV_PREFIX}TLS_{name.upper()}"
-        value = os.environ.get(variable) or default
-        parser.add_argument(f"--tls-{name}", default=value, metavar=name.upper(), help=f"default: ${variable}")
+    add_tls_arguments(parser)
     args = parser.parse_args(argv)
     try:
-        identity = _identity(args)
+        identity = given_identity(args)
         why = problem(args.address, args.service, any_answer=args.any_answer, timeout_s=args.timeout, identity=identity)
-    except OSError as error:
+    except (OSError, SettingsError) as error:
         sys.stderr.write(f"fastserve-healthcheck: {error}\n")
         return EXIT_USAGE
     if why:

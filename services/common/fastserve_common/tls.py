@@ -6,6 +6,8 @@ on it. Files are read again for every handshake of a server and every channel, s
 replacing them.
 """
 
+import argparse
+import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Self
 import grpc
 from pydantic import Field, field_validator, model_validator
 
-from fastserve_common.settings import Settings, SettingsError
+from fastserve_common.settings import ENV_PREFIX, Settings, SettingsError
 
 #: What certificates of the cluster carry as a DNS name, unless told otherwise.
 DEFAULT_NAME = "fastserve.internal"
@@ -87,13 +89,43 @@ _identity: Identity | None = None
 
 def adopt_identity(settings: ClusterSettings) -> None:
     """Make the settings' certificates this process's; without them it speaks in the clear. Raises SettingsError."""
-    global _identity  # a process has one, like one root logger
     if settings.tls_cert is None or settings.tls_key is None or settings.tls_ca is None:
-        _identity = None
-        return
-    identity = Identity(settings.tls_cert, settings.tls_key, settings.tls_ca, settings.tls_name)
-    identity.check()
+        adopt(None)
+    else:
+        adopt(Identity(settings.tls_cert, settings.tls_key, settings.tls_ca, settings.tls_name))
+
+
+def adopt(identity: Identity | None) -> None:
+    """Make it this process's; None: it speaks in the clear. Raises SettingsError for files that cannot be used."""
+    global _identity  # a process has one, like one root logger
+    if identity is not None:
+        identity.check()
     _identity = identity
+
+
+def add_tls_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--tls-*` for commands that visit a cluster and have no settings class; the services' variables are defaults."""
+    texts = {
+        "cert": "certificate chain (PEM) that the services are shown",
+        "key": "its private key (PEM)",
+        "ca": "authority (PEM) of the services' certificates",
+        "name": f"DNS name in the services' certificates (default: {DEFAULT_NAME})",
+    }
+    for name, text in texts.items():
+        value = os.environ.get(f"{ENV_PREFIX}TLS_{name.upper()}") or (DEFAULT_NAME if name == "name" else "")
+        metavar = "NAME" if name == "name" else "FILE"
+        parser.add_argument(f"--tls-{name}", default=value, metavar=metavar, help=text)
+
+
+def given_identity(args: argparse.Namespace) -> Identity | None:
+    """What `add_tls_arguments` was given; None: nothing. Raises SettingsError when some of it is missing."""
+    given = [args.tls_cert, args.tls_key, args.tls_ca]
+    if not any(given):
+        return None
+    if not all(given):
+        raise SettingsError("--tls-cert, --tls-key and --tls-ca must be given together")
+    certificate, key, authority = map(Path, given)
+    return Identity(certificate, key, authority, args.tls_name)
 
 
 def identity() -> Identity | None:
