@@ -5,11 +5,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from fastserve_common.buckets import Draw, Drawn
 from fastserve_common.state import LEASE_TTL_S, SqliteState, StateError, StateStore, membership, open_state
 
 TTL_S = 0.3
@@ -73,6 +76,19 @@ async def test_registering_again_replaces_the_facts(store: StateStore, other: St
     await store.unregister("stage", "s")
     await store.unregister("stage", "s")
     assert await other.members("stage") == {}
+
+
+async def test_whoever_leaves_does_not_take_along_another_that_has_its_name(
+    store: StateStore, other: StateStore
+) -> None:
+    """A scheduler that has lost the lead ends after the next one has registered."""
+    old, new = {"incarnation": "old"}, {"incarnation": "new"}
+    await store.register("scheduler", "leader", old)
+    await other.register("scheduler", "leader", new)
+    await store.unregister("scheduler", "leader", old)
+    assert await other.members("scheduler") == {"leader": new}
+    await store.unregister("scheduler", "leader", new)
+    assert await other.members("scheduler") == {}
 
 
 async def test_a_member_that_does_not_renew_vanishes_and_may_return(store: StateStore, other: StateStore) -> None:
@@ -142,6 +158,56 @@ async def test_a_counter_is_never_below_what_its_reader_knows(store: StateStore,
     assert await other.increment("large") == 2**52 + 1
 
 
+async def test_a_bucket_is_drawn_from_by_all_and_fills_by_itself(store: StateStore, other: StateStore) -> None:
+    half = Draw("requests", per_min=120, cost=60)
+    first, second = await store.draw("a", [half]), await other.draw("a", [half])
+    assert first.granted
+    assert second.granted, "what the first left"
+    assert second.levels[0] < first.levels[0]
+    assert (await store.draw("b", [half])).levels[0] == pytest.approx(60), "another owner's is another's"
+    refused = await store.draw("a", [half])
+    assert not refused.granted
+    assert 0 < refused.wait_s <= 30
+    assert not (await other.draw("a", [half])).granted, "a refusal takes nothing, and gives nothing"
+    one = Draw("requests", per_min=120, cost=1)
+
+    async def granted() -> bool:
+        return (await other.draw("a", [one])).granted
+
+    await until(granted)
+
+
+async def test_of_two_buckets_both_are_drawn_from_or_none(store: StateStore) -> None:
+    requests, tokens = Draw("requests", 2, 1), Draw("tokens", 1000, 900)
+    drawn = await store.draw("a", [requests, tokens])
+    assert drawn.granted
+    assert drawn.levels == pytest.approx((1, 100))
+    refused = await store.draw("a", [requests, tokens])
+    assert not refused.granted
+    assert refused.levels[0] >= 1, "the request was not counted"
+    assert refused.wait_s == pytest.approx(tokens.until_enough_s(refused.levels[1]))
+    assert (await store.draw("a", [requests])).granted
+    assert not (await store.draw("a", [Draw("requests", 2, 3)])).granted, "more than it can hold"
+
+
+async def test_of_many_that_draw_at_once_as_many_get_as_there_is(store: StateStore, other: StateStore) -> None:
+    one = Draw("requests", per_min=5, cost=1)
+    begun_s = time.monotonic()
+    drawn = await asyncio.gather(*((store if n % 2 else other).draw("a", [one]) for n in range(20)))
+    num_filled = (time.monotonic() - begun_s + 1) * 5 / 60
+    assert 5 <= sum(d.granted for d in drawn) <= 5 + num_filled
+
+
+async def test_buckets_fill_by_the_clock_of_the_server(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, ahead = open_state(redis_url), open_state(redis_url)
+    all_of_it = Draw("requests", per_min=2, cost=2)
+    assert (await store.draw("a", [all_of_it])).granted
+    monkeypatch.setattr("fastserve_common.state.time", SimpleNamespace(time=lambda: time.time() + 3600))
+    assert not (await ahead.draw("a", [all_of_it])).granted
+    await store.close()
+    await ahead.close()
+
+
 async def test_an_unreachable_store_is_a_state_error(tmp_path: Path) -> None:
     store = open_state("redis://127.0.0.1:1/0")
     with pytest.raises(StateError):
@@ -191,7 +257,7 @@ class Flaky:
             raise StateError("away")
         self.calls += 1
 
-    async def unregister(self, role: str, member: str) -> None:
+    async def unregister(self, role: str, member: str, info: object = None) -> None:
         if self.away:
             raise StateError("away")
 
@@ -206,6 +272,9 @@ class Flaky:
 
     async def release(self, name: str, owner: str) -> None:
         return None
+
+    async def draw(self, owner: str, draws: Sequence[Draw]) -> Drawn:
+        return Drawn(True, (), 0.0)
 
     async def close(self) -> None:
         return None

@@ -10,7 +10,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -21,6 +21,7 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from fastserve_common.buckets import Draw, Drawn, draw
 from fastserve_common.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,8 @@ class StateStore(Protocol):
     async def register(self, role: str, member: str, info: Mapping[str, str], ttl_s: float = LEASE_TTL_S) -> None:
         """Put or renew a member; it vanishes `ttl_s` after the last call."""
 
-    async def unregister(self, role: str, member: str) -> None: ...
+    async def unregister(self, role: str, member: str, info: Mapping[str, str] | None = None) -> None:
+        """Remove a member; with `info`, only while it is what was registered last: another may have the name now."""
 
     async def members(self, role: str) -> dict[str, dict[str, str]]:
         """Live members by name, names rising."""
@@ -62,6 +64,9 @@ class StateStore(Protocol):
         """Take or renew a leadership lease. False when someone else holds it."""
 
     async def release(self, name: str, owner: str) -> None: ...
+
+    async def draw(self, owner: str, draws: Sequence[Draw]) -> Drawn:
+        """Take of the buckets of `owner`, all or nothing, by the store's clock. Full when nobody drew for a minute."""
 
     async def close(self) -> None: ...
 
@@ -95,6 +100,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS members (role TEXT, member TEXT, info TEXT, expires_s REAL, PRIMARY KEY (role, member));
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER);
 CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, owner TEXT, expires_s REAL);
+CREATE TABLE IF NOT EXISTS buckets (owner TEXT PRIMARY KEY, levels TEXT, at_s REAL);
 """
 
 
@@ -142,8 +148,10 @@ class SqliteState:
         row = (role, member, json.dumps(dict(info)), time.time() + ttl_s)
         await self._call(lambda db: db.execute("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", row))
 
-    async def unregister(self, role: str, member: str) -> None:
-        await self._call(lambda db: db.execute("DELETE FROM members WHERE role = ? AND member = ?", (role, member)))
+    async def unregister(self, role: str, member: str, info: Mapping[str, str] | None = None) -> None:
+        query = "DELETE FROM members WHERE role = ?1 AND member = ?2 AND (?3 IS NULL OR info = ?3)"
+        row = (role, member, None if info is None else json.dumps(dict(info)))
+        await self._call(lambda db: db.execute(query, row))
 
     async def members(self, role: str) -> dict[str, dict[str, str]]:
         query = "SELECT member, info FROM members WHERE role = ? AND expires_s > ? ORDER BY member"
@@ -170,10 +178,29 @@ class SqliteState:
     async def release(self, name: str, owner: str) -> None:
         await self._call(lambda db: db.execute("DELETE FROM leases WHERE name = ? AND owner = ?", (name, owner)))
 
+    async def draw(self, owner: str, draws: Sequence[Draw]) -> Drawn:
+        return await self._call(lambda db: _draw(db, owner, draws))
+
     async def close(self) -> None:
         self._closed = True
         await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)
         self._thread.shutdown()
+
+
+def _draw(db: sqlite3.Connection, owner: str, draws: Sequence[Draw]) -> Drawn:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        now_s = time.time()
+        found = db.execute("SELECT levels, at_s FROM buckets WHERE owner = ?", (owner,)).fetchone()
+        levels, at_s = (json.loads(found[0]), found[1]) if found else ({}, now_s)
+        drawn = draw(draws, levels, now_s - at_s)
+        left = {d.name: level for d, level in zip(draws, drawn.levels, strict=True)}
+        db.execute("INSERT OR REPLACE INTO buckets VALUES (?, ?, ?)", (owner, json.dumps(left), now_s))
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+    return drawn
 
 
 # The server's clock decides for everybody. A role is one sorted set (member by expiry) and one hash (member to info):
@@ -185,7 +212,12 @@ redis.call('ZADD', KEYS[1], now_ms + ARGV[3], ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 return 1
 """
-_UNREGISTER = "redis.call('ZREM', KEYS[1], ARGV[1]) redis.call('HDEL', KEYS[2], ARGV[1]) return 1"
+_UNREGISTER = """
+if ARGV[2] and redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+return 1
+"""
 _MEMBERS = """
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
@@ -206,6 +238,27 @@ local last = tonumber(redis.call('GET', KEYS[1]) or '0')
 local next = string.format('%.0f', math.max(last + 1, tonumber(ARGV[1])))
 redis.call('SET', KEYS[1], next)
 return next
+"""
+# The same as `buckets.draw`. Whoever has not drawn for a minute has full buckets: nothing need be kept.
+_DRAW = """
+local now = redis.call('TIME')
+local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+local elapsed_ms = math.max(0, now_ms - tonumber(redis.call('HGET', KEYS[1], 'at') or now_ms))
+local levels, granted = {}, 1
+for i = 1, #ARGV, 3 do
+  local per_min, cost = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  local level = tonumber(redis.call('HGET', KEYS[1], 'level:' .. ARGV[i]) or per_min)
+  level = math.min(per_min, level + elapsed_ms * per_min / 60000)
+  if level < cost then granted = 0 end
+  levels[#levels + 1] = level
+end
+for i, level in ipairs(levels) do
+  levels[i] = string.format('%.6f', level - granted * tonumber(ARGV[3 * i]))
+  redis.call('HSET', KEYS[1], 'level:' .. ARGV[3 * i - 2], levels[i])
+end
+redis.call('HSET', KEYS[1], 'at', now_ms)
+redis.call('PEXPIRE', KEYS[1], 60000)
+return {granted, unpack(levels)}
 """
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
@@ -233,6 +286,7 @@ class RedisState:
         self._increment = self._redis.register_script(_INCREMENT)
         self._acquire = self._redis.register_script(_ACQUIRE)
         self._release = self._redis.register_script(_RELEASE)
+        self._draw = self._redis.register_script(_DRAW)
 
     @contextlib.asynccontextmanager
     async def _errors(self) -> AsyncIterator[None]:
@@ -245,9 +299,10 @@ class RedisState:
         async with self._errors():
             await self._register(keys=_role_keys(role), args=[member, json.dumps(dict(info)), int(ttl_s * 1000)])
 
-    async def unregister(self, role: str, member: str) -> None:
+    async def unregister(self, role: str, member: str, info: Mapping[str, str] | None = None) -> None:
+        args = [member] if info is None else [member, json.dumps(dict(info))]
         async with self._errors():
-            await self._unregister(keys=_role_keys(role), args=[member])
+            await self._unregister(keys=_role_keys(role), args=args)
 
     async def members(self, role: str) -> dict[str, dict[str, str]]:
         async with self._errors():
@@ -266,6 +321,14 @@ class RedisState:
     async def release(self, name: str, owner: str) -> None:
         async with self._errors():
             await self._release(keys=[f"fastserve:lease:{name}"], args=[owner])
+
+    async def draw(self, owner: str, draws: Sequence[Draw]) -> Drawn:
+        args = [arg for d in draws for arg in (d.name, d.per_min, d.cost)]
+        async with self._errors():
+            granted, *left = await self._draw(keys=[f"fastserve:buckets:{owner}"], args=args)
+        levels = tuple(float(level) for level in left)
+        waits_s = [0.0 if granted else d.until_enough_s(level) for d, level in zip(draws, levels, strict=True)]
+        return Drawn(bool(granted), levels, max(waits_s, default=0.0))
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -293,4 +356,4 @@ async def membership(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         with contextlib.suppress(StateError):
-            await store.unregister(role, member)
+            await store.unregister(role, member, info)
