@@ -103,11 +103,13 @@ class KeyCheck:
         self._digests = tuple(digest_of(key) for key in keys)
         self._file = file
 
-    def check(self, authorization: str | None) -> None:
-        """`authorization`: the header or metadata value. Raises UnauthenticatedError."""
+    def check(self, authorization: str | None) -> str:
+        """`authorization`: the header or metadata value. Returns a name for the caller, the same for the same key and
+        "" when nobody needs one. Raises UnauthenticatedError.
+        """
         accepted = self._digests if self._file is None else (*self._digests, *self._file.digests())
         if not accepted:
-            return
+            return ""
         scheme, _, given = (authorization or "").partition(" ")
         presented = hashlib.sha256(given.strip().encode("utf-8", "surrogatepass")).digest()
         # Every key is compared, so that the time does not tell which one was close.
@@ -115,3 +117,4 @@ class KeyCheck:
         if scheme.lower() != "bearer" or not any(matches):
             problem = "an API key is required" if not given else "the API key is not valid"
             raise UnauthenticatedError(f"{problem}: send `Authorization: Bearer KEY`")
+        return presented.hex()

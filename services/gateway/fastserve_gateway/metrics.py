@@ -43,6 +43,9 @@ class Metrics:
         finished = self._counter_family("request_success", "Answers ended, by how", "finished_reason")
         self._finished = {outcome: finished.labels(**self._labels, finished_reason=outcome) for outcome in OUTCOMES}
         self._rejections = self._counter_family("admission_rejections", "Requests refused with 429, by limit", "reason")
+        self.quota_unchecked = self._counter(
+            "rate_limit_unchecked", "Requests let through because the state store did not answer"
+        )
         self._http = self._counter_family("http_requests", "HTTP requests answered", "path", "status")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended answers")
         self.generation_tokens = self._counter("generation_tokens", "Tokens of answers, as billed")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fastserve_common.errors import InvalidArgumentError, NotFoundError
 from fastserve_gateway import limits
 from fastserve_gateway.checks import Checks
+from fastserve_gateway.quota import Quota
 from fastserve_gateway.text.model import TextModel
 from fastserve_gateway.text.stops import StopAutomaton
 
@@ -111,6 +112,13 @@ class GenerationRequest:
     program: str
     #: What an earlier stream of the answer has delivered; it goes on behind them.
     delivered: Sequence[int] = ()
+    #: What the caller may still ask for; None: there is no limit.
+    quota: Quota | None = None
+
+    @property
+    def num_asked_tokens(self) -> int:
+        """Of all prompts, and the most that all answers may have."""
+        return self.num_prompt_tokens + self.n * sum(prompt.max_tokens for prompt in self.prompts)
 
     @property
     def num_answers(self) -> int:

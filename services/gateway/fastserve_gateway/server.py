@@ -23,6 +23,7 @@ from fastserve_gateway.http.app import build_app
 from fastserve_gateway.http.protocol import LimitedHttpProtocol
 from fastserve_gateway.keys import KeyCheck, KeyFile
 from fastserve_gateway.metrics import Metrics
+from fastserve_gateway.quota import Quotas
 from fastserve_gateway.rpc.interceptors import EdgeInterceptor
 from fastserve_gateway.rpc.service import SERVICE_NAMES, InferenceService
 from fastserve_gateway.settings import GatewaySettings
@@ -86,7 +87,13 @@ async def running(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         link = SchedulerLink(
             store, gateway_id, reconnect_timeout_s=settings.reconnect_timeout, on_change=health.on_change
         )
-        engine = Engine(settings, text, link, metrics)
+        quotas = Quotas(
+            store,
+            metrics,
+            requests_per_min=settings.rate_limit_requests_per_min,
+            tokens_per_min=settings.rate_limit_tokens_per_min,
+        )
+        engine = Engine(settings, text, link, metrics, quotas)
         http_socket = stack.enter_context(contextlib.closing(_listen(settings.host, settings.port)))
         http_port = http_socket.getsockname()[1]
         grpc_port = await _start_grpc(settings, engine, keys, health, stack)

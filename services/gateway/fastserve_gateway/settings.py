@@ -42,6 +42,12 @@ class GatewaySettings(ClusterSettings):
     max_concurrent_requests: int = Field(
         4096, ge=1, description="answers in progress at once (n counts n); more are refused with 429"
     )
+    rate_limit_requests_per_min: int = Field(
+        0, ge=0, description="requests that one API key may make in a minute, over all gateways; 0: no limit"
+    )
+    rate_limit_tokens_per_min: int = Field(
+        0, ge=0, description="prompt tokens and max_tokens that one API key may ask for in a minute; 0: no limit"
+    )
     max_body_bytes: int = Field(8 * MIB, ge=1024, description="largest HTTP body; larger is refused with 413")
     max_prompt_bytes: int = Field(4 * MIB, ge=1, description="largest prompt text, in UTF-8 bytes")
     max_buffered_tokens: int = Field(

@@ -1,6 +1,7 @@
 """Admission: what is live at this gateway, and whether one more request may be."""
 
 import asyncio
+from dataclasses import replace
 
 from fastserve.v1 import scheduler_pb2
 from fastserve_common.errors import AlreadyExistsError, ResourceExhaustedError, UnavailableError
@@ -9,6 +10,7 @@ from fastserve_gateway.engine.events import ClusterView
 from fastserve_gateway.engine.link import SchedulerLink
 from fastserve_gateway.engine.session import Session
 from fastserve_gateway.metrics import Metrics
+from fastserve_gateway.quota import Quotas
 from fastserve_gateway.request import GenerationRequest, RequestBuilder, RequestFields
 from fastserve_gateway.settings import GatewaySettings
 from fastserve_gateway.text.model import TextModel
@@ -17,7 +19,9 @@ DRAINING = "the gateway is shutting down"
 
 
 class Engine:
-    def __init__(self, settings: GatewaySettings, text: TextModel, link: SchedulerLink, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: GatewaySettings, text: TextModel, link: SchedulerLink, metrics: Metrics, quotas: Quotas
+    ) -> None:
         self.settings = settings
         self.text = text
         self.metrics = metrics
@@ -28,6 +32,7 @@ class Engine:
             seed=settings.seed,
         )
         self._link = link
+        self._quotas = quotas
         self._sessions: dict[str, Session] = {}
         self._num_answers = 0
         self._idle = asyncio.Event()
@@ -69,12 +74,16 @@ class Engine:
         return None if self.view.serving else self.view.detail or "the model is not ready"
 
     async def build(self, fields: RequestFields, names: dict[str, str] | None = None) -> GenerationRequest:
-        """Raises UnavailableError while there is nobody to send requests to, and what `RequestBuilder` raises."""
+        """Raises UnavailableError while there is nobody to send requests to, QuotaExceededError, and what
+        `RequestBuilder` raises: a request that is wrong costs the caller nothing.
+        """
         self._check_available()
         max_model_len = self.max_model_len
         if max_model_len is None:
             raise UnavailableError("the scheduler has not told its limits", retry_after_ms=DEFAULT_RETRY_MS)
-        return await self.builder.build(fields, max_model_len=max_model_len, names=names)
+        request = await self.builder.build(fields, max_model_len=max_model_len, names=names)
+        quota = await self._quotas.take(request.num_asked_tokens)
+        return request if quota is None else replace(request, quota=quota)
 
     def open(self, request: GenerationRequest) -> Session:
         """A session to enter. Raises UnavailableError, AlreadyExistsError, ResourceExhaustedError."""

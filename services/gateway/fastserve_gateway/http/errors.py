@@ -18,6 +18,7 @@ from fastserve_common.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from fastserve_gateway.quota import QuotaExceededError
 from fastserve_gateway.request import ContextLengthError, ModelNotFoundError
 
 #: A client's message is quoted in errors up to this many characters.
@@ -65,6 +66,7 @@ _KINDS: tuple[tuple[type[FastServeError], _Kind], ...] = (
     (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found")),
     (NotFoundError, _Kind(404, "invalid_request_error", "not_found")),
     (UnauthenticatedError, _Kind(401, "authentication_error", "invalid_api_key")),
+    (QuotaExceededError, _Kind(429, "rate_limit_error", "rate_limit_exceeded")),
     (ResourceExhaustedError, _Kind(429, "rate_limit_error", "overloaded")),
     (AbortedError, _Kind(499, "aborted_error", "aborted")),
     (UnavailableError, _Kind(503, "unavailable_error", "unavailable")),
@@ -95,6 +97,8 @@ def error_body(error: FastServeError) -> dict[str, object]:
 def error_headers(error: FastServeError) -> dict[str, str]:
     """Retry-After in whole seconds, where trying again makes sense."""
     headers: dict[str, str] = {}
+    if isinstance(error, QuotaExceededError):
+        headers.update(error.quota.headers())
     if error.retry_after_ms:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_ms / 1000)))
     if isinstance(error, UnauthenticatedError):

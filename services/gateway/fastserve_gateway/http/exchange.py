@@ -58,7 +58,7 @@ async def answer_whole(engine: Engine, request: GenerationRequest, shape: Shape,
         raise AbortedError("the request was aborted")
     choices = [shape.whole(index, answer) for index, answer in enumerate(collected)]
     content = {**shape.head(chunk=False), "choices": choices, "usage": usage}
-    return JSONResponse(content, headers={REQUEST_ID_HEADER: request.request_id})
+    return JSONResponse(content, headers=_headers(request))
 
 
 class StreamedAnswer(Response):
@@ -69,7 +69,7 @@ class StreamedAnswer(Response):
     def __init__(
         self, engine: Engine, request: GenerationRequest, shape: Shape, *, include_usage: bool, continuous_usage: bool
     ) -> None:
-        super().__init__(headers={REQUEST_ID_HEADER: request.request_id, "cache-control": "no-cache"})
+        super().__init__(headers={**_headers(request), "cache-control": "no-cache"})
         del self.headers["content-length"]
         self._engine = engine
         self._request = request
@@ -110,6 +110,11 @@ class StreamedAnswer(Response):
         elif self._include_usage:
             tail = b',"usage":null'
         return b'data: %b,"choices":%b%b}\n\n' % (self._head, body, tail)
+
+
+def _headers(request: GenerationRequest) -> dict[str, str]:
+    quota = {} if request.quota is None else request.quota.headers()
+    return {REQUEST_ID_HEADER: request.request_id, **quota}
 
 
 async def _send(send: Send, body: bytes) -> None:

@@ -24,6 +24,7 @@ from fastserve_gateway.http.page_files import PAGE_PATHS
 from fastserve_gateway.keys import KeyCheck
 from fastserve_gateway.limits import BODY_TIMEOUT_S, MAX_REQUEST_ID_CHARS
 from fastserve_gateway.metrics import Metrics
+from fastserve_gateway.quota import caller
 
 REQUEST_ID_HEADER = "x-request-id"
 
@@ -75,7 +76,7 @@ class RequireKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in OPEN_PATHS:
             try:
-                self._keys.check(Headers(scope=scope).get("authorization"))
+                caller.set(self._keys.check(Headers(scope=scope).get("authorization")))
             except UnauthenticatedError as error:
                 await send_error(send, error)
                 return

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from fastserve_common.errors import FastServeError, InvalidArgumentError, UnauthenticatedError
 from fastserve_common.tracing import TRACEPARENT, incoming
 from fastserve_gateway.keys import KeyCheck
+from fastserve_gateway.quota import caller
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
@@ -35,7 +36,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             incoming.set(str(metadata.get(TRACEPARENT, "")))
             value = metadata.get("authorization")
             try:
-                self._keys.check(value if isinstance(value, str) else None)
+                caller.set(self._keys.check(value if isinstance(value, str) else None))
             except UnauthenticatedError as error:
                 return _refusing(handler, error)
         return _decoding(handler) if method.startswith(OURS) else handler
