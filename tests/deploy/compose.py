@@ -1,8 +1,9 @@
-"""docker-compose.yml as it is when nothing is set but what .env sets."""
+"""docker-compose.yml as it is when nothing is set but what .env sets, and with its override for TLS."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,11 +14,12 @@ from .dockerfile import ROOT, SERVICES, serving_image
 from .services import load
 
 PATH = ROOT / "docker-compose.yml"
+TLS_PATH = ROOT / "docker-compose.tls.yml"
 PROFILES = ("cpu", "gpu")
 
 
-def document() -> dict[str, Any]:
-    return dict(yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", PATH.read_text())))
+def document(path: Path = PATH) -> dict[str, Any]:
+    return dict(yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", path.read_text())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +61,17 @@ def services() -> dict[str, Service]:
 
 def ours() -> list[Service]:
     return [service for service in services().values() if service.role]
+
+
+def with_tls() -> list[Service]:
+    """Ours, merged with the override as Compose does it: lists and maps grow, everything else is replaced."""
+    added = document(TLS_PATH)["services"]
+    return [Service(service.name, _merged(service.facts, added.get(service.name, {}))) for service in ours()]
+
+
+def _merged(facts: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    grown = {
+        "environment": {**facts.get("environment", {}), **added.get("environment", {})},
+        "volumes": [*facts.get("volumes", []), *added.get("volumes", [])],
+    }
+    return {**facts, **added, **grown}

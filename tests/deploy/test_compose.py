@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fastserve_common.tls import ClusterSettings
 from fastserve_common.units import MIB
 from fastserve_gateway.settings import GatewaySettings
 from fastserve_kvstore.settings import KvStoreSettings
@@ -19,7 +20,7 @@ from fastserve_scheduler.settings import SchedulerSettings
 from fastserve_worker.service import STOP_COMPUTE_S, STOP_GRACE_S
 from fastserve_worker.settings import WorkerSettings
 
-from .compose import PATH, PROFILES, Service, document, ours, services
+from .compose import PATH, PROFILES, TLS_PATH, Service, document, ours, services, with_tls
 from .dockerfile import ROOT
 
 
@@ -159,9 +160,29 @@ def test_prometheus_scrapes_everybody_who_counts() -> None:
     assert scheduler.metrics_host == "0.0.0.0"
 
 
+@pytest.mark.parametrize("service", with_tls(), ids=lambda service: service.name)
+def test_the_override_for_tls_gives_everybody_an_identity(service: Service) -> None:
+    settings = service.settings()
+    assert isinstance(settings, ClusterSettings)
+    folder = service.mounts()
+    for path in (settings.tls_cert, settings.tls_key, settings.tls_ca):
+        assert path is not None
+        assert folder[str(path.parent)] == "./tls"
+    if service.role == "gateway":  # its public port asks for no certificate, so the probe must not speak TLS to it
+        (*command, program) = service.facts["healthcheck"]["test"]
+        assert command == ["CMD", "python", "-c"]
+        compile(program, "healthcheck", "exec")
+        assert f"http://127.0.0.1:{one('gateway').port}/health/ready" in program
+
+
+def test_the_override_names_only_services_that_there_are() -> None:
+    assert set(document(TLS_PATH)["services"]) == {service.name for service in ours()}
+
+
 @pytest.mark.infra
-def test_it_is_valid_by_the_specification(need: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("path", [PATH, TLS_PATH], ids=lambda path: path.name)
+def test_it_is_valid_by_the_specification(path: Path, need: Callable[[str], None]) -> None:
     need("check_jsonschema")
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(PATH)]
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
