@@ -32,14 +32,16 @@ async def test_sums_agree_and_gauges_return_to_zero_after_a_mass_abort(
     ports: list[int] = []
 
     def serve_on_any_port(
-        replicas: Sequence[tuple[Metrics, Callable[[], Snapshot | None]]], host: str, port: int
+        replicas: Sequence[tuple[Metrics, Callable[[], Snapshot | None]]], host: str, port: int, *, vllm_names: bool
     ) -> tuple[int, Callable[[], None]]:
-        found, stop = serve_metrics(replicas, host, 0)
+        found, stop = serve_metrics(replicas, host, 0, vllm_names=vllm_names)
         ports.append(found)
         return found, stop
 
     monkeypatch.setattr(app, "serve_metrics", serve_on_any_port)
-    async with Cluster(tmp_path, 2, flags=["--metrics-port", "1", "--reattach-grace", "0"]) as cluster:
+    async with Cluster(
+        tmp_path, 2, flags=["--metrics-port", "1", "--reattach-grace", "0", "--vllm-metric-names"]
+    ) as cluster:
         gateway = await cluster.gateway()
         for n in range(10):
             await gateway.ask([n], 5)
@@ -64,6 +66,10 @@ async def test_sums_agree_and_gauges_return_to_zero_after_a_mass_abort(
     for name in ("num_requests_running", "kv_blocks_used", "kv_cache_usage_perc", "batches_in_flight"):
         assert busy[f"fastserve:{name}", ""] > 0
         assert idle[f"fastserve:{name}", ""] == 0
+    assert busy["vllm:kv_cache_usage_perc", ""] == busy["fastserve:kv_cache_usage_perc", ""]
+    preempted = {label: value for (name, label), value in idle.items() if name == "fastserve:num_preemptions_total"}
+    assert {label: v for (name, label), v in idle.items() if name == "vllm:num_preemptions_total"} == preempted != {}
+    assert not [name for name, _ in idle if name.startswith("vllm:num_requests")], "gateways say that"
     levels = [
         value for (name, _), value in idle.items() if re.match(r"fastserve:queue_(waiting|running|longest_wait)", name)
     ]
@@ -79,3 +85,17 @@ async def test_sums_agree_and_gauges_return_to_zero_after_a_mass_abort(
     assert idle["fastserve:iteration_round_trip_seconds_count", ""] == idle["fastserve:iteration_seconds_count", ""]
     assert idle["fastserve:iteration_round_trip_seconds_sum", ""] > idle["fastserve:iteration_seconds_sum", ""]
     assert idle["fastserve:iteration_seconds_count", ""] == idle["fastserve:iteration_batch_size_count", ""] > 0
+
+
+async def test_every_replica_is_served() -> None:
+    replicas = [Metrics(), Metrics()]
+    for count, metrics in enumerate(replicas, start=1):
+        for _ in range(count):
+            metrics.swap_failed(0)
+    port, stop = serve_metrics([(metrics, lambda: None) for metrics in replicas], "127.0.0.1", 0)
+    try:
+        found = await asyncio.to_thread(_fetch, port)
+    finally:
+        await asyncio.to_thread(stop)
+    failed = {label: value for (name, label), value in found.items() if name == "fastserve:swaps_failed_total"}
+    assert failed == {"0,0": 1, "1,0": 2}, "replica, stage"

@@ -129,7 +129,8 @@ async def _metrics_endpoint(settings: SchedulerSettings, fleet: Fleet) -> AsyncI
         yield
         return
     sources = [(replica.metrics, replica.driver.snapshot) for replica in fleet.replicas]
-    port, close = serve_metrics(sources, settings.metrics_host, settings.metrics_port)
+    aliased = settings.vllm_metric_names
+    port, close = serve_metrics(sources, settings.metrics_host, settings.metrics_port, vllm_names=aliased)
     log.info("metrics", extra={"address": f"{settings.metrics_host}:{port}"})
     try:
         yield

@@ -20,6 +20,8 @@ from fastserve_scheduler.swap_metrics import Family, swap_families
 log = logging.getLogger(__name__)
 
 SCRAPE_TIMEOUT_S = 2.0
+#: See `AliasCollector`.
+ALIASED = frozenset({"fastserve:kv_cache_usage_perc", "fastserve:num_preemptions"})
 _NS_PER_S = 1e9
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _POWERS_OF_TWO = tuple(float(1 << i) for i in range(15))
@@ -203,8 +205,30 @@ class ReplicaCollector(Collector):
         yield from families.values()
 
 
+class AliasCollector(Collector):
+    """What gateways cannot know, once more under vLLM's prefix. The rest has its alias there; twice would add up."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def describe(self) -> list[Family]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            yield family
+            if family.name in ALIASED:
+                alias = Metric(_alias(family.name), family.documentation, family.type)
+                alias.samples = [sample._replace(name=_alias(sample.name)) for sample in family.samples]
+                yield alias
+
+
+def _alias(name: str) -> str:
+    return name.replace("fastserve:", "vllm:", 1)
+
+
 def serve_metrics(
-    replicas: Sequence[tuple[Metrics, Callable[[], Snapshot | None]]], host: str, port: int
+    replicas: Sequence[tuple[Metrics, Callable[[], Snapshot | None]]], host: str, port: int, *, vllm_names: bool = False
 ) -> tuple[int, Callable[[], None]]:
     """Start the HTTP endpoint on a thread of its own. Returns its port and what stops it. Raises OSError."""
     for metrics, take in replicas:
@@ -214,4 +238,7 @@ def serve_metrics(
     if len(registries) > 1:
         registry = CollectorRegistry()
         registry.register(ReplicaCollector(registries))
-    return serve_registry(metrics.registry, host, port)
+    if vllm_names:
+        ours, registry = registry, CollectorRegistry()
+        registry.register(AliasCollector(ours))
+    return serve_registry(registry, host, port)

@@ -111,6 +111,9 @@ class SchedulerSettings(ClusterSettings):
     check: bool = Field(False, description="prove the core's invariants after every event")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus metrics over HTTP; 0: off")
     metrics_host: str = Field("127.0.0.1", description="address of the metrics")
+    vllm_metric_names: bool = Field(
+        False, description="repeat KV usage and preemptions, which gateways do not have, under vLLM's prefix, `vllm:`"
+    )
 
     reattach_grace: float = Field(10.0, ge=0, description="seconds that a broken gateway's requests wait for it")
     startup_hold: float = Field(30.0, ge=0, description="seconds that requests wait for the first pipeline")
