@@ -9,16 +9,16 @@ from matplotlib.figure import Figure as Plot
 
 from .figure import Curve, Options, Report, Table
 from .points import Point, Store
-from .series import Series, complete, ratio_of, series, spread
+from .series import Series, complete, present, rate_at, ratio_of, series, spread
 from .style import COLOURS, LABELS, MARKERS, legend_below, limit_line, panels
 
 SLO_S = 0.3
 """Latency per output token, mean or P95, of figures 11 and 12."""
 
 RATES: dict[tuple[str, str], tuple[float, ...]] = {
-    ("sharegpt", "opt-13b"): (2, 2.5, 3.5, 5),
+    ("sharegpt", "opt-13b"): (1.5, 2, 2.5, 3.5, 5),
     ("sharegpt", "opt-66b"): (0.8, 1.3, 2, 3.5),
-    ("sharegpt", "opt-175b"): (1.5, 2.2, 3.3, 5),
+    ("sharegpt", "opt-175b"): (1, 1.5, 2.2, 3.3),
     ("alpaca", "opt-13b"): (8, 12, 16, 22, 33),
     ("alpaca", "opt-66b"): (4, 6.5, 9, 13, 20),
     ("alpaca", "opt-175b"): (6, 9, 12, 18, 26),
@@ -26,6 +26,8 @@ RATES: dict[tuple[str, str], tuple[float, ...]] = {
 ORDERS = ("fcfs", "paper", "alpha-10s")
 AUTHORS_NAMES = {"fcfs": "FastServe-FCFS", "paper": "FastServe"}
 BLANK = "-"
+COLUMNS = 3
+"""Of a plot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def panel(options: Options, store: Store, load: str, system: str, metric: str, f
 def curves_report(options: Options, store: Store, metric: str, loads: tuple[str, ...], figure: str) -> Report:
     """`figure`: fig11 or fig12, as the authors' numbers are named."""
     statistic = metric.split("_")[0]
-    found = [panel(options, store, load, system, metric, figure) for load, system in RATES if load in loads]
+    cells = [(load, system) for load, system in RATES if load in loads]
+    found = present(lambda cell: panel(options, store, *cell, metric, figure), cells)
     values: dict[str, object] = {"metric": metric, "slo_s": SLO_S}
     for each in found:
         values[each.name] = {
@@ -107,7 +110,7 @@ def _slo_table(found: list[Panel], statistic: str) -> Table:
         rows.append(
             [
                 f"{each.name} ({len(each.seeds)})",
-                *(spread(at[order], 2) if order in at else BLANK for order in ORDERS),
+                *(rate_at(at[order]) if order in at else BLANK for order in ORDERS),
                 *(ratio_of(at[order], at["fcfs"], largest) if order in at else BLANK for order in ORDERS[1:]),
                 *(f"{value:.2f}" for value in (fcfs, paper, paper / fcfs)),
             ]
@@ -129,8 +132,9 @@ def _points_table(found: list[Panel], statistic: str) -> Table:
 
 
 def _draw(found: list[Panel], statistic: str) -> Plot:
-    plot, axes = panels(len(found) // 3, 3, width=3.6, height=2.7)
-    for each, ax in zip(found, axes, strict=True):
+    rows, columns = -(-len(found) // COLUMNS), min(len(found), COLUMNS)
+    plot, axes = panels(rows, columns, width=3.2, height=2.4)
+    for each, ax in zip(found, axes, strict=False):
         for order, series_ in each.curves.items():
             draw_series(ax, order, series_)
         for order, name in AUTHORS_NAMES.items():
@@ -139,8 +143,10 @@ def _draw(found: list[Panel], statistic: str) -> Plot:
                 ax.plot(curve["x"], curve["y"], ":", color=COLOURS[order], linewidth=1.2, label=f"authors' {name}")
         limit_line(ax, SLO_S, "0.3 s")
         ax.set(ylim=(0, 2.2 * SLO_S), xlim=(0, max(RATES[each.load, each.system])), xlabel="job/s", title=each.name)
-    for row in range(len(found) // 3):
-        axes[3 * row].set_ylabel(f"{statistic} latency (s/token)")
+    for ax in axes[::columns]:
+        ax.set_ylabel(f"{statistic} latency (s/token)")
+    for ax in axes[len(found) :]:
+        ax.set_visible(False)
     legend_below(plot, axes[0], 5)
     return plot
 

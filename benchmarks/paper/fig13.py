@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Plot
 from .curves import draw_series
 from .figure import Figure, Options, Report, Table, main
 from .points import GOODPUT_FACTORS, Point, Store
-from .series import Series, complete, ratio_of, series, spread
+from .series import Series, complete, rate_at, ratio_of, series, spread
 from .style import LABELS, legend_below, limit_line, panels
 
 RATES = (1, 1.5, 2, 2.5, 3.5, 5)
@@ -46,10 +46,8 @@ def report(options: Options, store: Store) -> Report:
     rows = []
     for factor, by_order in found.items():
         good = {order: curve.crossings(SHARE, upward=False) for order, curve in by_order.items()}
-        cells = [spread(good[order], 2) for order in ORDERS]
-        against = [
-            ratio_of(good[order], good["fcfs"], max(RATES)) if all(good["fcfs"]) else "-" for order in ORDERS[1:]
-        ]
+        cells = [rate_at(good[order]) for order in ORDERS]
+        against = [ratio_of(good[order], good["fcfs"], max(RATES)) for order in ORDERS[1:]]
         rows.append([f"{factor}x", *cells, *against, *PAPER[factor]])
     header = ["limit", *(LABELS[order] for order in ORDERS), "0.3 s / FCFS", "10 s / FCFS"]
     table = Table(f"Goodput, job/s ({len(seeds)} seeds)", [*header, "paper: FastServe-FCFS", "paper: FastServe"], rows)

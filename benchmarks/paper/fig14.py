@@ -16,7 +16,7 @@ from .intervals import interval
 from .intervals import ratios as paired
 from .loads import RATIO_TOTAL
 from .points import Point, Store
-from .series import Series, complete, spread
+from .series import Series, complete, present, spread
 from .style import COLOURS, LABELS, MARKERS, legend_below, panels
 
 RATIOS = (0.25, 1, 4, 16, 64, 256)
@@ -71,15 +71,19 @@ def report(options: Options, store: Store) -> Report:
     tables: list[Table] = []
     values: dict[str, object] = {}
     curves: dict[str, dict[str, Series]] = {}
-    for protocol in LOADS:
-        for metric in ("mean", "p95"):
-            found = _curves(options, store, protocol, f"{metric}_normalised_latency")
+    for protocol, means, p95s in present(lambda name: _both(options, store, name), LOADS):
+        curves[protocol] = means
+        tables.append(_table(means, f"{protocol}: mean latency per output token, s"))
+        tables.append(_gains(means, protocol))
+        tables.append(_table(p95s, f"{protocol}: P95 latency per output token, s"))
+        for metric, found in (("mean", means), ("p95", p95s)):
             values[f"{protocol}, {metric}"] = {order: list(curve.values) for order, curve in found.items()}
-            tables.append(_table(found, f"{protocol}: {metric} latency per output token, s"))
-            if metric == "mean":
-                curves[protocol] = found
-                tables.append(_gains(found, protocol))
     return Report(tables, values, lambda: _draw(curves))
+
+
+def _both(options: Options, store: Store, protocol: str) -> tuple[str, dict[str, Series], dict[str, Series]]:
+    mean, p95 = (_curves(options, store, protocol, f"{metric}_normalised_latency") for metric in ("mean", "p95"))
+    return protocol, mean, p95
 
 
 def _curves(options: Options, store: Store, protocol: str, metric: str) -> dict[str, Series]:
@@ -118,18 +122,18 @@ def _gains(found: dict[str, Series], protocol: str) -> Table:
 def _draw(curves: dict[str, dict[str, Series]]) -> Plot:
     plot, axes = panels(1, len(curves), width=4.6, height=3.2)
     for (protocol, found), each in zip(curves.items(), axes, strict=True):
-        slowest = [max(column) for column in zip(*(curve.means() for curve in found.values()), strict=True)]
+        fcfs = found["fcfs"].means()
         for order, curve in found.items():
-            shares = [mean / most for mean, most in zip(curve.means(), slowest, strict=True)]
+            shares = paired(curve.means(), fcfs)
             each.plot(
                 curve.rates, shares, color=COLOURS[order], marker=MARKERS[order], markersize=4, label=LABELS[order]
             )
-        each.set(xscale="log", yscale="log", xlabel="input / output", ylim=(0.02, 1.15))
+        each.set(xscale="log", yscale="log", xlabel="input / output", ylim=(0.1, 12))
         each.set_xticks(list(RATIOS), [f"{ratio:g}" for ratio in RATIOS])
         each.minorticks_off()
-        each.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5, 1], ["0.02", "0.05", "0.1", "0.2", "0.5", "1"])
+        each.set_yticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1", "2", "5", "10"])
         each.set_title(f"{protocol} (load {LOADS[protocol]:g})")
-    axes[0].set_ylabel("mean latency per token, of the slowest")
+    axes[0].set_ylabel("mean latency per token / FCFS")
     legend_below(plot, axes[0], 4)
     return plot
 

@@ -28,6 +28,14 @@ SEEDS, QUICK_SEEDS = 3, 1
 Curve = dict[str, list[float]]
 
 
+def rising(curve: Curve) -> Curve:
+    """Sorted by x; the first of several points at one x."""
+    by_x: dict[float, float] = {}
+    for x, y in zip(curve["x"], curve["y"], strict=True):
+        by_x.setdefault(x, y)
+    return {"x": sorted(by_x), "y": [by_x[x] for x in sorted(by_x)]}
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     out: Path
@@ -52,7 +60,7 @@ class Options:
         found = json.loads((self.workloads / NUMBERS).read_text())[figure]
         for name in path:
             found = found[name]
-        return dict(found)
+        return {name: rising(curve) for name, curve in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from .intervals import crossing, interval, ratios
 from .points import Point, Store
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 class MissingError(Exception):
@@ -39,23 +44,39 @@ def complete(store: Store, seeds: Iterable[int], points: Callable[[int], Iterabl
     return found
 
 
+def present(build: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
+    """What can be built of points that are there; MissingError when nothing can."""
+    found = []
+    for item in items:
+        with suppress(MissingError):
+            found.append(build(item))
+    if not found:
+        raise MissingError("no seed is complete: run it again to go on")
+    return found
+
+
 def series(store: Store, base: Point, rates: Sequence[float], seeds: Sequence[int], *path: str) -> Series:
     rows = [[store.number(replace(base, rate=rate, seed=seed), *path) for seed in seeds] for rate in rates]
     return Series(rates, rows)
 
 
+def rate_at(crossings: Sequence[float]) -> str:
+    """A rate at a limit; or how many seeds are outside already at the first rate, or still inside at the last one."""
+    for outside, word in ((0.0, "below"), (math.inf, "beyond")):
+        if outside in crossings:
+            return f"{word} in {list(crossings).count(outside)} of {len(crossings)}"
+    return spread(crossings, 2)
+
+
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """`mean±half`; `>` the largest finite one where some are infinite."""
-    finite = [value for value in values if math.isfinite(value)]
-    if len(finite) < len(values):
-        return f"beyond in {len(values) - len(finite)} of {len(values)}"
+    """`mean±half`, or the one value that there is."""
     centre, half = interval(values)
     return f"{centre:.{digits}f}" if math.isnan(half) else f"{centre:.{digits}f}±{half:.{digits}f}"
 
 
 def ratio_of(above: Sequence[float], below: Sequence[float], largest: float) -> str:
     """Paired ratios with their interval; a rate beyond the sweep counts as its `largest` and makes it a lower bound."""
-    if any(math.isinf(value) for value in below):
+    if not all(0 < value < math.inf for value in below):
         return "-"
     beyond = any(math.isinf(value) for value in above)
     pairs = ratios([min(value, largest) for value in above], [min(value, largest) for value in below])

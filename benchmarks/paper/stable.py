@@ -5,9 +5,9 @@ first 15 and the last 10 % of the jobs are left out, so that neither filling up 
 second protocol of figures 1, 8, 11, 12, 13 and 15.
 """
 
+import math
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure as Plot
 
@@ -15,7 +15,7 @@ from .curves import draw_series
 from .figure import Figure, Options, Report, Table, main
 from .intervals import interval
 from .points import Point, Store
-from .series import Series, complete, ratio_of, series, spread
+from .series import Series, complete, present, ratio_of, spread
 from .style import LABELS, legend_below, limit_line, panels
 
 SYSTEM, LOAD = "opt-13b", "sharegpt"
@@ -71,36 +71,60 @@ def points(options: Options, store: Store) -> list[Point]:
     return found + [point for seed in options.seeds for point in kv_points(options, store, seed)]
 
 
+@dataclass(frozen=True, slots=True)
+class AtLoad:
+    """The runs of one load that are complete: by order, one for each seed."""
+
+    load: float
+    rate: float
+    seeds: list[int]
+    runs: dict[str, list[Point]]
+
+
+def at_load(options: Options, store: Store, load: float) -> AtLoad:
+    rate = round(load * capacity(options, store), 4)
+
+    def runs(seed: int) -> list[Point]:
+        return [replace(base(order, options), rate=rate, seed=seed) for order in ORDERS]
+
+    seeds = complete(store, options.seeds, runs)
+    by_order = zip(ORDERS, zip(*(runs(seed) for seed in seeds), strict=True), strict=True)
+    return AtLoad(load, rate, seeds, {order: list(points) for order, points in by_order})
+
+
 def report(options: Options, store: Store) -> Report:
-    seeds = complete(store, options.seeds, lambda seed: order_points(options, store, seed))
-    at = rates(options, store)
-    found = {
-        key: {order: series(store, base(order, options), at, seeds, key) for order in ORDERS}
+    found = present(lambda load: at_load(options, store, load), options.some(LOADS))
+    rows = [row for each in found for row in _rows(store, each)]
+    header = ["load", "", *(LABELS[order] for order in ORDERS), "0.3 s / FCFS", "10 s / FCFS"]
+    title = f"{options.jobs(JOBS)} jobs a run; capacity {capacity(options, store):.3f} job/s"
+    curves = {
+        key: {
+            order: Series(
+                [each.rate for each in found],
+                [[store.number(run, key) for run in each.runs[order]] for each in found],
+            )
+            for order in ORDERS
+        }
         for key, _, _ in METRICS.values()
     }
-    latency = {order: found["mean_normalised_latency"][order] for order in ORDERS}
-    p95 = {order: found["p95_normalised_latency"][order] for order in ORDERS}
-    rows = []
-    for index, load in enumerate(options.some(LOADS)):
-        for title, (key, factor, digits) in METRICS.items():
-            at_load = {order: found[key][order].values[index] for order in ORDERS}
-            cells = [spread([value * factor for value in at_load[order]], digits) for order in ORDERS]
-            against = [_against(at_load[order], at_load["fcfs"]) for order in ORDERS[1:]]
-            rows.append([f"{load:.0%}", title, *cells, *against])
-    header = ["load", "", *(LABELS[order] for order in ORDERS), "0.3 s / FCFS", "10 s / FCFS"]
-    title = f"{JOBS} jobs, {len(seeds)} seeds; capacity {capacity(options, store):.3f} job/s"
-    tables = [Table(title, header, rows), *_kv_table(options, store)]
     values: dict[str, object] = {
         "capacity": capacity(options, store),
-        "seeds": seeds,
-        "rates": at,
-        **{key: {order: list(curve.values) for order, curve in by_order.items()} for key, by_order in found.items()},
+        "rates": [each.rate for each in found],
+        "seeds": [each.seeds for each in found],
+        **{key: {order: list(curve.values) for order, curve in by_order.items()} for key, by_order in curves.items()},
     }
-    return Report(tables, values, lambda: _draw(latency, p95))
+    mean, p95 = curves["mean_normalised_latency"], curves["p95_normalised_latency"]
+    return Report([Table(title, header, rows), *_kv_table(options, store)], values, lambda: _draw(mean, p95))
 
 
-def _against(values: Sequence[float], fcfs: Sequence[float]) -> str:
-    return ratio_of(values, fcfs, float("inf")) if all(fcfs) else "-"
+def _rows(store: Store, each: AtLoad) -> list[list[str]]:
+    rows = []
+    for title, (key, factor, digits) in METRICS.items():
+        numbers = {order: [store.number(run, key) * factor for run in runs] for order, runs in each.runs.items()}
+        cells = [spread(numbers[order], digits) for order in ORDERS]
+        against = [ratio_of(numbers[order], numbers["fcfs"], math.inf) for order in ORDERS[1:]]
+        rows.append([f"{each.load:.0%} ({len(each.seeds)} seeds)", title, *cells, *against])
+    return rows
 
 
 def _kv_table(options: Options, store: Store) -> list[Table]:

@@ -1,10 +1,12 @@
 """One look for all plots: a white ground, so that they read in light and in dark pages, and colours that the
 colour-blind can tell apart (Okabe and Ito)."""
 
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 COLOURS = {
     "fcfs": "#d55e00",
@@ -35,6 +37,8 @@ SHAPES = "osX^vDP"
 
 SLO_COLOUR = "#777777"
 DPI = 100
+NUM_COLOURS = 64
+"""Of a palette: a third of the bytes of true colour."""
 
 
 def panels(rows: int, columns: int, width: float = 4.0, height: float = 3.1) -> tuple[Figure, list[Axes]]:
@@ -63,4 +67,6 @@ def save(figure: Figure, path: Path) -> None:
         axes.title.set_fontsize(9)
         axes.xaxis.label.set_fontsize(8)
         axes.yaxis.label.set_fontsize(8)
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    picture = BytesIO()
+    figure.savefig(picture, dpi=DPI)
+    Image.open(picture).convert("RGB").quantize(NUM_COLOURS).save(path, optimize=True)

@@ -11,7 +11,7 @@ from .curves import draw_line
 from .figure import Curve, Figure, Options, Report, Table
 from .intervals import interval
 from .points import Point, Store
-from .series import Series, complete, ratio_of, series, spread
+from .series import Series, complete, present, rate_at, ratio_of, series, spread
 from .style import PALETTE, SHAPES, legend_below, limit_line, panels
 
 MEAN, P95 = "mean_normalised_latency", "p95_normalised_latency"
@@ -29,7 +29,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Lines of one plot. The first one is what the others are compared with. `authors`: figure and path of theirs."""
+    """Lines of one plot, over the same rates. The first one is what the others are compared with.
+
+    `authors`: figure and path of theirs.
+    """
 
     title: str
     lines: tuple[Line, ...]
@@ -57,8 +60,8 @@ class Sweep:
         tables: list[Table] = []
         values: dict[str, object] = {"limit_s": self.limit_s}
         drawn: list[tuple[Panel, dict[str, Series], dict[str, Curve]]] = []
-        for panel in self.panels:
-            found = _Found(panel, options, store)
+        for found in present(lambda panel: _Found(panel, options, store), self.panels):
+            panel = found.panel
             means, p95s = found.series(MEAN), found.series(P95)
             theirs = options.authors(*panel.authors) if panel.authors else {}
             tables += [self._latency_table(found, means, p95s), self._rate_table(found, means, p95s, theirs)]
@@ -75,15 +78,18 @@ class Sweep:
     def _latency_table(self, found: "_Found", means: dict[str, Series], p95s: dict[str, Series]) -> Table:
         extra = {title: (found.series(key), factor, digits) for title, (key, factor, digits) in self._extra().items()}
         rows = []
+        first = means[found.panel.lines[0].name]
         for name, curve in means.items():
             for index, rate in enumerate(curve.rates):
                 more = [
                     f"{interval(by_name[name].values[index])[0] * factor:.{digits}f}"
                     for by_name, factor, digits in extra.values()
                 ]
-                rows.append([name, f"{rate:g}", spread(curve.values[index]), spread(p95s[name].values[index]), *more])
+                cells = [spread(curve.values[index]), spread(p95s[name].values[index])]
+                ratio = ratio_of(curve.values[index], first.values[index], math.inf)
+                rows.append([name, f"{rate:g}", *cells, ratio, *more])
         title = f"{found.panel.title}: latency per output token, s ({len(found.seeds)} seeds)"
-        return Table(title, ["", "job/s", "mean", "P95", *extra], rows)
+        return Table(title, ["", "job/s", "mean", "P95", f"mean / {found.panel.lines[0].name}", *extra], rows)
 
     def _rate_table(
         self, found: "_Found", means: dict[str, Series], p95s: dict[str, Series], theirs: dict[str, Curve]
@@ -94,10 +100,12 @@ class Sweep:
             cells = []
             for curves in (means, p95s):
                 at, least = (curves[name].crossings(self.limit_s) for name in (line.name, first))
-                cells += [spread(at, 2), ratio_of(at, least, max(line.rates)) if line.name != first else "1"]
+                cells += [rate_at(at), ratio_of(at, least, max(line.rates)) if line.name != first else "1"]
             curve = theirs.get(line.authors)
             rate = Series(curve["x"], [[y] for y in curve["y"]]).crossings(self.limit_s)[0] if curve else math.nan
-            rows.append([line.name, *cells, f"{rate:.2f}" if curve else "-"])
+            rows.append(
+                [line.name, *cells, "-" if math.isnan(rate) else "beyond" if math.isinf(rate) else f"{rate:.2f}"]
+            )
         header = ["", "mean", "ratio", "P95", "ratio", "authors' mean"]
         return Table(f"{found.panel.title}: rate (job/s) at {self.limit_s:g} s/token", header, rows)
 

@@ -138,3 +138,7 @@ def test_equal_jobs_have_one_capacity_however_they_are_batched() -> None:
     assert capacity.batch_by_batch("fixed", 16) == pytest.approx(together)
     assert capacity.batch_by_batch("sharegpt", 16) < 0.6 * capacity.full_batches("sharegpt", 16)
     assert capacity.full_batches("fixed", 1) < together / 8
+
+
+def test_the_authors_points_are_sorted_and_the_first_of_two_counts() -> None:
+    assert load("figure").rising({"x": [3, 1, 1], "y": [0.3, 0.1, 0.9]}) == {"x": [1, 3], "y": [0.1, 0.3]}

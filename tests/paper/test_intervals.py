@@ -73,9 +73,12 @@ def test_a_series_knows_its_crossings_by_seed(series: ModuleType) -> None:
 
 
 def test_what_lies_beyond_the_sweep_is_said_to(series: ModuleType) -> None:
-    assert series.spread([1.0, math.inf]) == "beyond in 1 of 2"
+    assert series.rate_at([1.0, math.inf]) == "beyond in 1 of 2"
+    assert series.rate_at([0.0, 2.0, 0.0]) == "below in 2 of 3"
+    assert series.rate_at([1.5, 1.5]) == "1.50±0.00"
     assert series.spread([1.0, 1.0], 1) == "1.0±0.0"
     assert series.spread([1.25]) == "1.250"
     assert series.ratio_of([4.0, math.inf], [2.0, 2.0], 5.0).startswith(">2.25")
     assert series.ratio_of([4.0], [2.0], 5.0) == "2.00"
     assert series.ratio_of([4.0], [math.inf], 5.0) == "-"
+    assert series.ratio_of([4.0], [0.0], 5.0) == "-"
