@@ -1,6 +1,7 @@
 """One contract, two stores: an SQLite file and a real Redis. Time is waited for by condition, never slept away."""
 
 import asyncio
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import redis.exceptions
 
 from fastserve_common.buckets import Draw, Drawn
-from fastserve_common.state import LEASE_TTL_S, SqliteState, StateError, StateStore, membership, open_state
+from fastserve_common.state import LEASE_TTL_S, RedisState, SqliteState, StateError, StateStore, membership, open_state
 
 TTL_S = 0.3
 
@@ -301,3 +303,23 @@ async def test_a_file_is_not_closed_under_a_call_that_was_cancelled(tmp_path: Pa
     go_on.set()
     await closing
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("deafly", ["answers", "fails"])
+async def test_a_cancelled_call_ends_even_if_the_client_swallows_that(deafly: str) -> None:
+    store = RedisState("redis://127.0.0.1:1")
+
+    async def deaf(**_: object) -> int:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        if deafly == "fails":
+            raise redis.exceptions.ConnectionError("closed")
+        return 1
+
+    store._register = deaf  # type: ignore[assignment]  # a client that is worse than any
+    call = asyncio.create_task(store.register("stage", "stage-0", {}))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await store.close()

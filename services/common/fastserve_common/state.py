@@ -290,10 +290,18 @@ class RedisState:
 
     @contextlib.asynccontextmanager
     async def _errors(self) -> AsyncIterator[None]:
+        """A call that is cancelled ends as cancelled, whatever the client makes of it: a caller that goes on and tries
+        again would never end."""
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
         try:
             yield
         except (redis.exceptions.RedisError, OSError) as error:
+            if task and task.cancelling() > before:
+                raise asyncio.CancelledError from error
             raise StateError(str(error)) from error
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError
 
     async def register(self, role: str, member: str, info: Mapping[str, str], ttl_s: float = LEASE_TTL_S) -> None:
         async with self._errors():
