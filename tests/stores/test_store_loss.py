@@ -130,6 +130,7 @@ async def test_a_stage_that_dies_while_redis_is_away_is_back_when_both_are(
 
 
 @pytest.mark.cluster
+@pytest.mark.full
 async def test_a_frozen_redis_may_change_the_leader_but_no_token(tmp_path: Path, own_redis: RedisProcess) -> None:
     """When it thaws every lease has expired: whoever asks first leads, and leads with a higher epoch."""
     async with Cluster(tmp_path, 2, state=own_redis.url) as cluster:
