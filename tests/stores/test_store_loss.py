@@ -24,7 +24,7 @@ class Traffic:
 
     def __init__(self, gateway: TestGateway) -> None:
         self.num_right = 0
-        #: No stream begins from now on. Not a cancel: a write that is cancelled takes the gateway's whole stream with it.
+        #: No stream begins from now on. Not a cancel: a write that is cancelled takes the gateway's stream with it.
         self.over = False
         self._gateway = gateway
 
