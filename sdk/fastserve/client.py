@@ -20,7 +20,7 @@ from fastserve._calls import (
     to_credentials,
     to_metadata,
 )
-from fastserve.errors import from_rpc
+from fastserve.errors import FastServeError, from_rpc
 from fastserve.types import Chunk, GenerateOptions, Generation, ModelInfo, Prompt
 from fastserve.v1 import inference_pb2 as pb
 from fastserve.v1 import inference_pb2_grpc as rpc
@@ -204,7 +204,7 @@ class Stream(Iterator[Chunk]):
             if self._answered and not self._delivered.resume(self._request):
                 raise typed from error
             wait_s = self._attempts.next_wait_s(typed)
-        except Exception:
+        except FastServeError:
             self._closed.set()
             raise
         if not self._closed.wait(wait_s):
