@@ -49,13 +49,19 @@ def skip_or_fail() -> Callable[[str], None]:
     return _skip_or_fail
 
 
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on, below those that the kernel gives to clients: they
+    are still free a moment later."""
+    for first in random.sample(range(20_000, 32_000, count), 100):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise AssertionError("no free ports")
+
+
 def free_port() -> int:
-    """One that nobody listens on, below those that the kernel gives to clients: it is still free a moment later."""
-    for port in random.sample(range(30_000, 32_000), 100):
-        with contextlib.suppress(OSError), socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port")
+    return free_ports(1)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from tests.conftest import free_ports
+
 from fastserve import AsyncClient
 from fastserve.cli import specs
 from fastserve.cli.settings import ServeSettings
@@ -15,7 +17,7 @@ from fastserve_common.state import StateError, StateStore, open_state
 from fastserve_scheduler.leadership import LEASE, MEMBER, ROLE
 from fastserve_worker.fake_stage import fake_answer
 
-from .system import free_ports, wait_until
+from .system import wait_until
 from .words import FAKE_VOCAB_SIZE
 
 PATIENCE_S = 100.0

@@ -1,11 +1,8 @@
 """A whole system as `fastserve serve` starts it, in real processes, for tests to use and to break."""
 
-import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -135,16 +132,6 @@ class System:
         for path in SHM_DIR.glob(PREFIX + "*"):
             if int(path.name.split("-")[2]) in self._known:
                 path.unlink(missing_ok=True)
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on, below those that the kernel gives to clients."""
-    for first in random.sample(range(20_000, 30_000, count), 100):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise AssertionError("no free ports")
 
 
 def command_line(process: psutil.Process) -> list[str]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.conftest import free_ports
 
-from .system import PATIENCE_S, System, free_ports, wait_until
+from .system import PATIENCE_S, System, wait_until
 
 pytestmark = pytest.mark.cluster
 

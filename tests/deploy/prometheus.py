@@ -4,17 +4,14 @@ import contextlib
 import json
 import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
-
-STARTUP_S = 60.0
+from tests.cluster.system import wait_until
 
 Job = dict[str, Any]
 
@@ -53,11 +50,10 @@ def _ask(address: str, path: str, **parameters: object) -> list[dict[str, Any]]:
 
 
 def _wait_until_scraped_twice(address: str, process: subprocess.Popen[bytes], targets: int) -> None:
-    deadline_s = time.monotonic() + STARTUP_S
-    while time.monotonic() < deadline_s:
+    def scraped() -> bool:
         assert process.poll() is None, "prometheus ended"
         with contextlib.suppress(OSError):  # it does not listen yet
-            if len(query(address, "sum_over_time(up[1m]) >= 2")) == targets:
-                return
-        time.sleep(0.1)
-    pytest.fail("prometheus did not scrape everything in time")
+            return len(query(address, "sum_over_time(up[1m]) >= 2")) == targets
+        return False
+
+    wait_until(scraped, "prometheus scraped everything twice")

@@ -10,8 +10,9 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
-from tests.cluster.system import System, free_ports, wait_until
+from tests.cluster.system import System, wait_until
 from tests.cluster.words import write_words
+from tests.conftest import free_ports
 
 from fastserve import Client, FastServeError
 
