@@ -14,7 +14,7 @@ from fastserve_scheduler.core.events import (
 from fastserve_scheduler.core.kv_state import KvState
 
 from .device import Device
-from .support import MS, PROFILE, config
+from .support import MS, PROFILE, config, tallies_agree
 
 
 class Rig:
@@ -97,3 +97,4 @@ class Rig:
         assert self.core.tiers.host.num_free == self.core.tiers.host.num_slots
         assert not self.core.tiers.swaps
         assert not self.device.kept
+        tallies_agree(self.core)

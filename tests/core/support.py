@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fastserve_scheduler.core import CoreConfig, MlfqConfig, Profile, SchedulerCore
-from fastserve_scheduler.core.commands import Command, FinishJob, FinishReason, RunIteration
+from fastserve_scheduler.core.commands import Command, FinishJob, FinishReason, RunIteration, SwapDirection
 from fastserve_scheduler.core.events import Event, IterationDone, StageUp
+from fastserve_scheduler.core.residency import StayEnd
 
 MS = 1_000_000
 
@@ -63,6 +64,25 @@ def ran(commands: Sequence[Command]) -> list[list[int]]:
 
 def finished(commands: Sequence[Command]) -> list[tuple[int, FinishReason]]:
     return [(command.job_id, command.reason) for command in commands if isinstance(command, FinishJob)]
+
+
+def tallies_agree(core: SchedulerCore) -> None:
+    """What an idle core's histograms have to do with each other, and with what it counts otherwise."""
+    assert not core.jobs
+    snapshot = core.snapshot()
+    times, swap = snapshot.times, snapshot.swap
+    assert times.queue.count == snapshot.finished == snapshot.accepted
+    assert times.decode.count <= times.prefill.count == times.inference.count == times.prefill_tokens.count
+    assert times.prefill.total + times.decode.total == times.inference.total
+    for direction, num_swaps, num_bytes in (
+        (SwapDirection.OUT, swap.swaps_out, swap.bytes_out),
+        (SwapDirection.IN, swap.swaps_in, swap.bytes_in),
+    ):
+        assert (swap.sizes[direction].count, swap.sizes[direction].total) == (num_swaps, num_bytes)
+    device = swap.residency.device
+    assert swap.residency.idle_before_evict.count == device[StayEnd.MOVED].count + device[StayEnd.DROPPED].count
+    assert swap.residency.idle_before_evict.total <= device[StayEnd.MOVED].total + device[StayEnd.DROPPED].total
+    assert swap.residency.reuse_gap.count <= swap.residency.host[StayEnd.MOVED].count
 
 
 class Hand:

@@ -39,7 +39,7 @@ from fastserve_scheduler.core.kv import KV_POLICIES
 from fastserve_scheduler.core.policies import POLICIES
 
 from .device import Device
-from .support import MS, PROFILE
+from .support import MS, PROFILE, tallies_agree
 
 SLOWER, FASTER = (
     Profile(
@@ -278,6 +278,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert not self.device.kept, "the host store keeps KV of jobs that are gone"
         assert all(client.finished is not None for client in self.device.clients.values())
         assert all(client.delivered <= client.limit or client.finished for client in self.device.clients.values())
+        tallies_agree(self.core)
         again = SchedulerCore(self.config, PROFILE)
         assert [command for at_ns, event in self.log for command in again.handle(event, at_ns)] == self.said
 

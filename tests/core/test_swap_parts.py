@@ -8,12 +8,13 @@ from fastserve_scheduler.core import SchedulerCore
 from fastserve_scheduler.core.appetite import Appetite
 from fastserve_scheduler.core.commands import RunIteration, SwapDirection
 from fastserve_scheduler.core.due_clock import DueClock
-from fastserve_scheduler.core.enst import ERROR_BOUNDS_NS, EnstErrors, execute_ns
+from fastserve_scheduler.core.enst import ERROR_BOUNDS_NS, execute_ns
 from fastserve_scheduler.core.events import JobArrived, StageDown, StageUp, SwapDone, Woke
 from fastserve_scheduler.core.host import HostError, HostSlots
 from fastserve_scheduler.core.job import Job
 from fastserve_scheduler.core.kv_state import KvState
 from fastserve_scheduler.core.link import ITERATIONS_AHEAD, MAX_CREDIT_NS, POOL_SHARE, Link
+from fastserve_scheduler.core.tally import Tally
 from fastserve_scheduler.sim import LinkCost, Simulator
 from fastserve_scheduler.sim.cost import OPT_13B_A100
 from fastserve_scheduler.sim.workload import poisson
@@ -66,7 +67,7 @@ def test_enst_is_the_sooner_of_promotion_and_turn() -> None:
 
 
 def test_errors_of_the_estimate_fall_into_their_buckets() -> None:
-    errors = EnstErrors()
+    errors = Tally(ERROR_BOUNDS_NS)
     for error_ns in (-20_000 * MS, 0, 1, 40_000 * MS):
         errors.observe(error_ns)
     assert errors.counts[0] == errors.counts[-1] == 1

@@ -11,18 +11,16 @@ Counted per level instead of per job: a job of level l passes k when l <= k and 
 with n_k jobs at level k. It is the same for all jobs of a level and grows with the level.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.job import Job
 from fastserve_scheduler.core.policies import Order
+from fastserve_scheduler.core.tally import in_ns
 from fastserve_scheduler.core.wait_clock import WaitClock
 
-_S = 1_000_000_000
-ERROR_BOUNDS_NS = tuple(round(seconds * _S) for seconds in (-10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30))
-"""Upper bounds of the histogram of actual minus estimated time; above the last one there is one bucket more."""
+ERROR_BOUNDS_NS = in_ns(-10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30)
+"""Upper bounds of the histogram of actual minus estimated time: when a job that was swapped out ran again."""
 
 
 def execute_ns(quanta_ns: Sequence[int], sizes: Sequence[int], batch: int, eta: int = 1) -> list[int]:
@@ -56,15 +54,3 @@ class Enst:
     def margin_ns(self, job: Job) -> int:
         """How much sooner than the job another one must be due to take its place: a twentieth of alpha."""
         return self._clock.alpha_ns(job.service_class) // 20
-
-
-@dataclass(slots=True)
-class EnstErrors:
-    """How far off the estimates were: when a job that was swapped out ran again, minus when it was expected to."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(ERROR_BOUNDS_NS) + 1))
-    sum_ns: int = 0
-
-    def observe(self, error_ns: int) -> None:
-        self.counts[bisect_left(ERROR_BOUNDS_NS, error_ns)] += 1
-        self.sum_ns += error_ns

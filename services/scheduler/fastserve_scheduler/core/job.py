@@ -11,6 +11,8 @@ Rank = tuple[int, ...]
 """A place in the order: smaller runs first. The last number is unique; all before it equal means a tie."""
 
 NOT_IN_FLIGHT = -1
+NEVER = -1
+"""A time that has not come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +43,8 @@ class Job:
     fresh: bool = False
     #: When ENST promised, on its way out, that it would run next; 0: nobody did.
     promised_ns: int = 0
+    #: When its KV came to where it is.
+    kv_since_ns: int = 0
 
     #: Number of the plan it is in.
     seq: int = NOT_IN_FLIGHT
@@ -51,6 +55,11 @@ class Job:
     first_ns: int = 0
     #: The iteration under way is thrown away at its end (naive MLFQ that cuts overrun first iterations).
     discarding: bool = False
+    #: When it was in a batch for the first time, and when it had its first token here.
+    first_run_ns: int = NEVER
+    first_token_ns: int = NEVER
+    #: Tokens of its prefills, those computed again included.
+    prefill_tokens: int = 0
 
     # Written by the order alone.
     joined_level: int = 0

@@ -280,7 +280,9 @@ class SchedulerCore:
         if item.sample:
             job.generated += 1
             self.counters.generated_tokens += 1
-            self._has_started(job)
+            if not job.started:
+                job.first_token_ns = self._now_ns
+                self._has_started(job)
             self.record(job, Happening.RAN, job.generated)
             if stopped:
                 return FinishReason.STOP
@@ -311,6 +313,7 @@ class SchedulerCore:
         self.tiers.forget(job)
         del self.jobs[job.job_id]
         self.counters.finished += 1
+        self.counters.times.ended(job, self._now_ns)
         self.record(job, Happening.FINISHED, job.generated)
         out.append(FinishJob(job.job_id, reason))
 
@@ -375,6 +378,7 @@ class SchedulerCore:
             if not job.is_decode:
                 job.discarding = self.order.discards(job)
                 self.record(job, Happening.PREFILL, seq)
+                self.counters.times.prefills(job, pick.num_tokens, self._now_ns)
                 again = min(job.high_water, job.computed + pick.num_tokens) - job.computed
                 self.counters.recomputed_tokens += max(0, again)
             job.seq, job.rescued = seq, False

@@ -3,12 +3,16 @@ until one of each queue is known, which is all of them where a queue has nobody 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastserve_scheduler.core.batch import Shortage
 from fastserve_scheduler.core.commands import SwapDirection
 from fastserve_scheduler.core.prediction import ONE
+from fastserve_scheduler.core.request_times import RequestTimes, RequestTimesSnapshot
+from fastserve_scheduler.core.residency import ResidencySnapshot
+from fastserve_scheduler.core.tally import TallySnapshot
 
 if TYPE_CHECKING:
     from fastserve_scheduler.core.scheduler import SchedulerCore
@@ -25,6 +29,7 @@ class Counters:
     generated_tokens: int = 0
     #: Tokens computed a second time because their KV was given up or lost.
     recomputed_tokens: int = 0
+    times: RequestTimes = field(default_factory=RequestTimes)
     #: Jobs that were running and had to stop, by what they were short of. BLOCKS: KV evicted.
     preemptions: dict[Shortage, int] = field(default_factory=lambda: dict.fromkeys(Shortage, 0))
 
@@ -66,6 +71,9 @@ class SwapSnapshot:
     #: When swapped jobs ran again minus when ENST expected it: counts by `enst.ERROR_BOUNDS_NS`, one more at the end.
     enst_error_counts: tuple[int, ...]
     enst_error_sum_ns: int
+    #: Bytes of one swap, all stages together.
+    sizes: Mapping[SwapDirection, TallySnapshot]
+    residency: ResidencySnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,8 @@ class Snapshot:
     #: Observed over predicted time of first iterations.
     prefill_correction: float
     swap: SwapSnapshot
+    times: RequestTimesSnapshot
+    block_size: int
     guessers: tuple[GuesserSnapshot, ...] = ()
 
 
@@ -154,6 +164,8 @@ def take(core: SchedulerCore, ready: bool, now_ns: int) -> Snapshot:
         longest_wait_ns_by_level=core.clock.longest_waits_ns(len(sizes), now_ns),
         prefill_correction=core.predictor.correction / ONE,
         swap=_swap(core),
+        times=counters.times.snapshot(),
+        block_size=core.pool.block_size,
         guessers=tuple(
             GuesserSnapshot(guesser.value, record.believed, record.seen, record.log_error)
             for guesser, record in core.lengths.records.items()
@@ -182,5 +194,7 @@ def _swap(core: SchedulerCore) -> SwapSnapshot:
         roomless_ns=core.due_clock.roomless_ns,
         stalled_ns=core.due_clock.stalled_ns,
         enst_error_counts=tuple(tiers.enst_errors.counts),
-        enst_error_sum_ns=tiers.enst_errors.sum_ns,
+        enst_error_sum_ns=tiers.enst_errors.total,
+        sizes={direction: tally.snapshot() for direction, tally in tiers.counters.sizes.items()},
+        residency=tiers.residency.snapshot(),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fastserve_scheduler.core.blocks import BlockPool
 from fastserve_scheduler.core.commands import Command, FreeHost, KeepHost, SwapDirection
-from fastserve_scheduler.core.enst import Enst, EnstErrors
+from fastserve_scheduler.core.enst import ERROR_BOUNDS_NS, Enst
 from fastserve_scheduler.core.events import SwapDone
 from fastserve_scheduler.core.history import Happening, History
 from fastserve_scheduler.core.host import HostCopy, HostSlots
@@ -17,7 +17,16 @@ from fastserve_scheduler.core.job import Job
 from fastserve_scheduler.core.kv_state import KV_MOVES, InvalidTransition, KvState
 from fastserve_scheduler.core.line import Line
 from fastserve_scheduler.core.link import Link
+from fastserve_scheduler.core.residency import Residency
 from fastserve_scheduler.core.swaps import Swap, Swaps
+from fastserve_scheduler.core.tally import Tally
+
+SIZE_BOUNDS_BYTES = tuple(mega * 1_000_000 for mega in (1, 5, 10, 20, 40, 60, 80, 100, 150, 200))
+"""Of the histogram of swaps: vLLM's for what it offloads."""
+
+
+def _sizes() -> dict[SwapDirection, Tally]:
+    return {direction: Tally(SIZE_BOUNDS_BYTES) for direction in SwapDirection}
 
 
 @dataclass(slots=True)
@@ -29,6 +38,8 @@ class SwapCounters:
     failed: int = 0
     #: Blocks that went out without being copied, because the host had them.
     clean_blocks_reused: int = 0
+    #: Bytes of one swap.
+    sizes: dict[SwapDirection, Tally] = field(default_factory=_sizes)
 
 
 class Tiers:
@@ -37,7 +48,8 @@ class Tiers:
         self.host = HostSlots()
         self.swaps = Swaps(num_stages)
         self.counters = SwapCounters()
-        self.enst_errors = EnstErrors()
+        self.enst_errors = Tally(ERROR_BOUNDS_NS)
+        self.residency = Residency()
         #: Time of the event being handled.
         self.now_ns = 0
         self._history, self._enst = history, enst
@@ -65,7 +77,9 @@ class Tiers:
 
     def runs(self, job: Job) -> None:
         """The job is in a batch now."""
-        job.fresh = False
+        if job.fresh:
+            job.fresh = False
+            self.residency.returned(job, self.now_ns)
         if job.promised_ns:
             self.enst_errors.observe(self.now_ns - job.promised_ns)
             job.promised_ns = 0
@@ -151,6 +165,7 @@ class Tiers:
         op = swap.op
         self.counters.swaps[op.direction] += 1
         self.counters.num_bytes[op.direction] += swap.num_bytes
+        self.counters.sizes[op.direction].observe(swap.num_bytes)
         self.counters.failed += not swap.ok
         if swap.good:
             self.link.observe_copy(op.direction, len(op.device_blocks), swap.copy_ns)
@@ -270,6 +285,7 @@ class Tiers:
     def _move(self, job: Job, after: KvState) -> None:
         if (job.kv, after) not in KV_MOVES:
             raise InvalidTransition(job.job_id, job.kv, after, self._history.of(job.job_id))
+        self.residency.moves(job, after, self.now_ns)
         job.kv = after
 
     def _record(self, job: Job, happening: Happening, detail: int) -> None:
