@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,6 +65,7 @@ EVERYTHING = ServeSettings(
     max_num_queued_tokens=10_000,
     drain_timeout=5.0,
     metrics_port=9100,
+    vllm_metric_names=True,
     log_level="debug",
     log_format="json",
 )
@@ -75,7 +75,7 @@ def all_specs(settings: ServeSettings) -> list[ChildSpec]:
     kvstore = specs.kvstore(settings, STATE)
     gateway = specs.gateway(settings, STATE, MODEL, port=settings.port, grpc_port=settings.bound_grpc_port)
     workers = specs.workers(settings, STATE, MODEL)
-    return [*([kvstore] if kvstore else []), *workers, specs.scheduler(settings, STATE), gateway]
+    return [*([kvstore] if kvstore else []), *workers, specs.scheduler(settings, STATE, MODEL), gateway]
 
 
 def parsed(spec: ChildSpec) -> Settings:
@@ -126,11 +126,13 @@ def test_what_is_set_arrives() -> None:
     ):
         assert getattr(scheduler, name) == getattr(EVERYTHING, name)
     assert (scheduler.num_stages, scheduler.metrics_port) == (2, 9100)
+    assert scheduler.vllm_model == "a", "as gateways have it"
     gateway = parsed(by_name["gateway"])
     assert isinstance(gateway, GatewaySettings)
     assert (gateway.host, gateway.port, gateway.grpc_port, gateway.max_model_len) == ("127.0.0.1", 9000, 9005, 512)
     assert (gateway.served_model_name, gateway.model_root, gateway.drain_timeout) == (("a", "b"), "m", 5.0)
     assert gateway.seed == 11
+    assert gateway.vllm_metric_names
     assert (gateway.ssl_certfile, gateway.ssl_keyfile) == (Path("/tls/tls.crt"), Path("/tls/tls.key"))
     kvstore = parsed(by_name["kvstore"])
     assert isinstance(kvstore, KvStoreSettings)
@@ -193,6 +195,14 @@ def test_our_own_settings_stay_out_of_the_children_s_environment() -> None:
     assert environment["MALLOC_MMAP_THRESHOLD_"] == "1073741824"
 
 
+def test_a_model_without_a_name_goes_by_where_it_came_from() -> None:
+    by_name = {spec.name: spec for spec in all_specs(ServeSettings(vllm_metric_names=True))}
+    scheduler, gateway = parsed(by_name["scheduler"]), parsed(by_name["gateway"])
+    assert isinstance(scheduler, SchedulerSettings)
+    assert isinstance(gateway, GatewaySettings)
+    assert scheduler.vllm_model == gateway.model_names[0] == "m"
+
+
 def test_without_host_memory_there_is_no_kvstore() -> None:
     settings = ServeSettings(host_kv_memory=0)
     assert [spec.role for spec in all_specs(settings)] == ["stage", "stage", "scheduler", "gateway"]
@@ -206,12 +216,12 @@ def test_the_profile_command_line_is_the_scheduler_s() -> None:
     assert settings.num_stages == 2
 
 
-@pytest.mark.parametrize("make", [specs.scheduler, specs.kvstore])
-def test_those_who_drain_get_their_time(make: Callable[[ServeSettings, str], ChildSpec | None]) -> None:
-    short, long = make(ServeSettings(drain_timeout=1), STATE), make(ServeSettings(drain_timeout=100), STATE)
-    assert short is not None
-    assert long is not None
-    assert (long.stop_s - short.stop_s) == (99 if make is specs.scheduler else 0)
+def test_those_who_drain_get_their_time() -> None:
+    short, long = (
+        {spec.name: spec.stop_s for spec in all_specs(ServeSettings(drain_timeout=drain_s))} for drain_s in (1, 100)
+    )
+    longer = {name: long[name] - stop_s for name, stop_s in short.items()}
+    assert longer == {"kvstore": 0, "stage-0": 0, "stage-1": 0, "scheduler": 99, "gateway": 99}
 
 
 def test_memory_for_kv_is_as_asked_unless_stages_are_fake() -> None:

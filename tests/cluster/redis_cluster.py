@@ -33,7 +33,7 @@ class RedisCluster:
         self._logs = folder
         model = specs.Model(words, "words", FAKE_VOCAB_SIZE)
         self._port = free_ports(2)
-        self._scheduler = specs.scheduler(settings, state_url)
+        self._scheduler = specs.scheduler(settings, state_url, model)
         gateway = specs.gateway(settings, state_url, model, port=0, grpc_port=0)
         kvstore = specs.kvstore(settings, state_url)
         assert kvstore is not None

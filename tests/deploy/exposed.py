@@ -8,6 +8,7 @@ from contextlib import closing
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fastserve_common.vllm_names import aliased
 from fastserve_gateway.metrics import Metrics as GatewayMetrics
 from fastserve_kvstore.arena import Arena
 from fastserve_kvstore.metrics import make_registry
@@ -19,8 +20,8 @@ from fastserve_scheduler.core.profile import Profile
 from fastserve_scheduler.core.scheduler import SchedulerCore
 from fastserve_scheduler.core.snapshot import take
 from fastserve_scheduler.messages import Finished, Refusal, StopReason
+from fastserve_scheduler.metrics import VLLM_ALIASES, SnapshotCollector
 from fastserve_scheduler.metrics import Metrics as SchedulerMetrics
-from fastserve_scheduler.metrics import SnapshotCollector
 from fastserve_worker.control import Stage
 from fastserve_worker.fake_stage import FakeStage
 from fastserve_worker.metrics import StageMetrics
@@ -57,9 +58,9 @@ def _samples(text: str) -> Samples:
 
 
 def _gateway() -> bytes:
-    metrics = GatewayMetrics("a-model")
-    metrics.watch(running=float, waiting=float, connected=float)
-    metrics.admission_rejected("scheduler_queue")
+    metrics = GatewayMetrics("a-model", vllm_names=True)
+    metrics.watch(running=float, waiting=float, connected=float, serving=bool)
+    metrics.admission_rejected("max_num_queued_reqs")
     metrics.http("/health", 200)
     return metrics.render()
 
@@ -73,11 +74,13 @@ async def _scheduler() -> bytes:
     metrics = SchedulerMetrics()
     metrics.refused(Refusal.TOO_LONG)
     metrics.stage_lost(0, "stream")
-    metrics.swapped(SwapDirection.OUT, 0, 1)
+    for direction in SwapDirection:
+        metrics.swapped(direction, 0, 1)
     metrics.swap_failed(0)
     metrics.finished(Finished("a", StopReason.LENGTH, 0, 1, 0))
     metrics.registry.register(SnapshotCollector(asyncio.get_running_loop(), lambda: take(core, True, 0)))
-    return await asyncio.to_thread(generate_latest, metrics.registry)
+    served = aliased(metrics.registry, VLLM_ALIASES, "a-model")
+    return await asyncio.to_thread(generate_latest, served)
 
 
 async def _stage() -> bytes:

@@ -39,6 +39,12 @@ def test_every_command_line_is_one_that_the_service_takes(service: Service) -> N
     assert service.settings().model_dump()["state"] == "redis://redis:6379/0"
 
 
+def test_gateway_and_scheduler_call_the_model_by_one_name() -> None:
+    scheduler: SchedulerSettings = one("scheduler")
+    gateway: GatewaySettings = one("gateway")
+    assert scheduler.served_model_name == gateway.model_names
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_each_profile_has_one_whole_pipeline(profile: str) -> None:
     scheduler: SchedulerSettings = one("scheduler")

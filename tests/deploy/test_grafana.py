@@ -18,8 +18,8 @@ from .promql import complaints
 GRAFANA = ROOT / "deploy/grafana"
 FILES = sorted((GRAFANA / "dashboards").glob("*.json"))
 
-#: Only ever of interest as parts of others, or told by them.
-NOT_DRAWN = re.compile(r"_(count|sum|created)$|^fastserve:request_params_|^process_(start_time|virtual)|^python_")
+#: Only ever of interest as parts of others, or told by them, or a second time.
+NOT_DRAWN = re.compile(r"_(count|sum|created)$|^process_(start_time|virtual)|^python_|^vllm:")
 
 
 def dashboard(path: Path) -> dict[str, Any]:

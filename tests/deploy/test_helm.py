@@ -73,6 +73,13 @@ def test_there_is_one_whole_pipeline(variant: str) -> None:
         assert {s.max_model_len for s in stages} == {scheduler.max_model_len}
 
 
+def test_gateways_and_schedulers_call_the_model_by_one_name(variant: str) -> None:
+    (gateway,) = [s for w in of(variant, "gateway") if isinstance(s := w.settings(), GatewaySettings)]
+    (scheduler,) = [s for w in of(variant, "scheduler") if isinstance(s := w.settings(), SchedulerSettings)]
+    assert scheduler.served_model_name == gateway.model_names
+    assert scheduler.vllm_metric_names == gateway.vllm_metric_names
+
+
 def test_no_variable_of_a_service_can_be_taken_for_a_setting(variant: str) -> None:
     assert all(workload.pod["enableServiceLinks"] is False for workload in workloads(variant))
 

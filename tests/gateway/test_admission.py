@@ -112,7 +112,7 @@ async def test_full_queue_is_refused_at_once_and_nothing_leaks(tmp_path: Path) -
             statuses = [(await task).status_code for task in requests]
             assert sorted(statuses) == [200] * 8 + [429] * 92
             waiting.clear()
-        assert r.metric("admission_rejections_total", reason="scheduler_queue") == 5 * 92
+        assert r.metric("admission_rejections_total", reason="max_num_queued_reqs") == 5 * 92
         gate.release()
         assert (await r.complete(max_tokens=1)).status_code == 200
         await r.quiet()

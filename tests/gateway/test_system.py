@@ -20,7 +20,7 @@ from fastserve_gateway.settings import GatewaySettings
 
 from .fake_scheduler import Script
 from .models import VOCAB_SIZE
-from .rig import MODEL, rig, until
+from .rig import MODEL, Rig, rig, until
 
 
 async def test_keys_guard_everything_but_health_and_metrics(tmp_path: Path) -> None:
@@ -136,11 +136,25 @@ async def test_header_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert (await asyncio.to_thread(raw_exchange, port, fine)).startswith(b"HTTP/1.1 200")
 
 
+def _waiting(r: Rig) -> tuple[float, float]:
+    """For their turn, and for a scheduler that serves."""
+    capacity, deferred = (
+        r.metric("num_requests_waiting_by_reason", reason=reason) for reason in ("capacity", "deferred")
+    )
+    assert capacity + deferred == r.metric("num_requests_waiting")
+    return capacity, deferred
+
+
 async def test_metrics_are_complete_and_return_to_zero(tmp_path: Path) -> None:
     gate = asyncio.Semaphore(0)
     async with rig(tmp_path, Script(ids=[*b"ab"], gate=gate), vllm_metric_names=True) as r:
         tasks = [asyncio.create_task(r.complete(max_tokens=2)) for _ in range(3)]
         await until(lambda: r.metric("num_requests_waiting") == 3)
+        assert _waiting(r) == (3, 0)
+        r.fake.set_ready(False)
+        await until(lambda: _waiting(r) == (0, 3))
+        r.fake.set_ready(True)
+        await until(lambda: _waiting(r) == (3, 0))
         gate.release()
         await until(lambda: r.metric("num_requests_running") == 1)
         assert r.metric("num_requests_waiting") == 2
@@ -156,11 +170,7 @@ async def test_metrics_are_complete_and_return_to_zero(tmp_path: Path) -> None:
         assert r.metric("e2e_request_latency_seconds_count") == 3
         assert r.metric("http_requests_total", path="/v1/completions", status="200") == 3
         assert r.metric("scheduler_connected") == 1
-        text = (await r.http.get("/metrics")).text
-        ours = [line for line in text.splitlines() if line.startswith("fastserve:")]
-        theirs = [line for line in text.splitlines() if line.startswith("vllm:")]
-        assert [line.replace("fastserve:", "vllm:") for line in ours] == theirs
-        assert 'vllm:num_requests_waiting{model_name="tiny"} 0.0' in theirs
+        assert 'vllm:num_requests_waiting{engine="0",model_name="tiny"} 0.0' in (await r.http.get("/metrics")).text
 
 
 async def test_mass_abort_ends_in_clean_metrics(tmp_path: Path) -> None:
@@ -268,11 +278,27 @@ async def test_time_per_token_is_of_answers_with_two_tokens_and_more(tmp_path: P
         assert 0 < r.metric(f"{name}_sum") <= r.metric("e2e_request_latency_seconds_sum")
 
 
-async def test_vllm_names_repeat_ours_and_nothing_else(tmp_path: Path) -> None:
+async def test_vllm_names_repeat_what_vllm_has_and_nothing_else(tmp_path: Path) -> None:
     async with rig(tmp_path, vllm_metric_names=True) as r:
         assert (await r.complete(max_tokens=2)).status_code == 200
         lines = (await r.http.get("/metrics")).text.splitlines()
-        ours = sorted(line for line in lines if "fastserve:" in line)
-        theirs = sorted(line.replace("vllm:", "fastserve:") for line in lines if "vllm:" in line)
-        assert ours == theirs
+        ours = {line for line in lines if "fastserve:" in line}
+        theirs = {line.replace("vllm:", "fastserve:").replace('engine="0",', "") for line in lines if "vllm:" in line}
+        assert theirs < ours
+        alone = {line.partition(" ")[0].partition("{")[0] for line in ours - theirs if not line.startswith("#")}
+        assert {name.removesuffix("_total").removesuffix("_created") for name in alone} == {
+            "fastserve:requests_accepted",
+            "fastserve:rate_limit_unchecked",
+            "fastserve:http_requests",
+            "fastserve:scheduler_connected",
+        }
         assert len([line for line in lines if line.startswith("process_open_fds ")]) == 1
+
+
+async def test_the_longest_answer_of_a_request_is_told_once(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        assert (await r.complete(max_tokens=5, n=3)).status_code == 200
+        assert (await r.complete(max_tokens=2)).status_code == 200
+        assert r.metric("request_max_num_generation_tokens_count") == r.metric("request_params_n_count") == 2
+        assert r.metric("request_max_num_generation_tokens_sum") == 5 + 2
+        assert r.metric("request_generation_tokens_sum") == 3 * 5 + 2

@@ -98,6 +98,7 @@ def test_a_flag_wins_over_the_preset() -> None:
         (["--prefill-chunk-tokens", "5000"], r"^--prefill-chunk-tokens must not exceed --max-num-batched-tokens$"),
         (["--max-model-len", "9", "--max-num-queued-tokens", "8"], r"^--max-num-queued-tokens must hold"),
         (["--preset", "mine"], r"^--preset: "),
+        (["--vllm-metric-names"], r"^--vllm-metric-names needs --served-model-name"),
         (["--nonsense"], "nonsense"),
     ],
 )
@@ -116,6 +117,12 @@ def test_a_wrong_value_is_refused_with_a_sentence_that_names_the_flag(flags: lis
 def test_what_the_stages_cannot_serve_is_refused_with_a_sentence(flags: list[str], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         load(*flags).core_config([READY])
+
+
+def test_metrics_under_vllm_s_names_are_of_the_first_name() -> None:
+    names = ("--served-model-name", "a", "--served-model-name", "b")
+    assert load("--vllm-metric-names", *names).vllm_model == "a"
+    assert load(*names).vllm_model == "", "not asked for"
 
 
 def test_settings_survive_being_handed_to_a_child() -> None:

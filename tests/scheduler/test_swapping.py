@@ -8,6 +8,7 @@ import pytest
 from fastserve_scheduler.core.kv import KV_POLICIES
 from fastserve_scheduler.journal import replay
 from fastserve_scheduler.swap_metrics import swap_families
+from fastserve_scheduler.tally_metrics import residency_families
 from fastserve_worker.fake_stage import FakeOptions
 from fastserve_worker.messages import SwapDirection
 
@@ -124,3 +125,15 @@ async def test_a_journal_with_swaps_replays_and_metrics_tell_of_them(tmp_path: P
         assert samples[f"fastserve:{name}",] == 0
     assert samples["fastserve:swaps_in_flight", "out"] == samples["fastserve:swaps_in_flight", "in"] == 0
     assert samples["fastserve:enst_error_seconds_bucket", "+Inf"] == sum(swap.enst_error_counts) > 0
+    for direction in ("out", "in"):
+        assert samples["fastserve:swap_size_bytes_count", direction] == samples["fastserve:swaps_total", direction]
+        assert samples["fastserve:swap_size_bytes_sum", direction] == samples["fastserve:swap_bytes_total", direction]
+    stays = {
+        (sample.name.removeprefix("fastserve:kv_"), *sample.labels.values()): sample.value
+        for family in residency_families(swap.residency)
+        for sample in family.samples
+    }
+    assert stays["device_residency_seconds_count", "finished"] + stays["host_residency_seconds_count", "finished"] <= 12
+    assert stays["host_residency_seconds_count", "moved"] >= stays["reuse_gap_seconds_count",] > 0
+    assert stays["host_residency_seconds_sum", "moved"] > 0
+    assert stays["idle_before_evict_seconds_count",] >= samples["fastserve:swaps_total", "out"]

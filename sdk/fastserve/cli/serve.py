@@ -79,7 +79,7 @@ class _App:
             supervisor.start(*workers)
             await supervisor.until_registered(*workers, *kvstores)
         with reporter.phase("starting the scheduler"):
-            scheduler = specs.scheduler(settings, state_url)
+            scheduler = specs.scheduler(settings, state_url, model)
             supervisor.start(scheduler)
             await supervisor.until_registered(scheduler)
         with reporter.phase("starting the gateway"):

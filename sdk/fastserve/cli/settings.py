@@ -137,6 +137,10 @@ class ServeSettings(EngineSettings):
         le=MAX_PORT - 1 - MAX_STAGES,
         description="scheduler's metrics here, kvstore's one above, the stages' from two above on; 0: off",
     )
+    vllm_metric_names: bool = Field(
+        False,
+        description="repeat metrics that vLLM has too under its names, for dashboards and autoscalers made for it",
+    )
 
     @field_validator("host_kv_memory")
     @classmethod

@@ -167,8 +167,10 @@ _SCHEDULER_FLAGS = (
 )
 
 
-def scheduler(settings: ServeSettings, state_url: str) -> ChildSpec:
+def scheduler(settings: ServeSettings, state_url: str, model: Model) -> ChildSpec:
     flags = [*_scheduler_base(settings, state_url), *_given(settings, *_SCHEDULER_FLAGS)]
+    flags += [f"--served-model-name={name}" for name in _names(settings, model)]
+    flags += _vllm_metrics(settings)
     if settings.metrics_port:
         flags.append(f"--metrics-port={settings.metrics_port}")
     argv = module_argv("fastserve_scheduler", *flags)
@@ -185,16 +187,26 @@ def gateway(settings: ServeSettings, state_url: str, model: Model, *, port: int,
         *_common(settings, state_url, listens=False),
         f"--model-dir={model.model_dir}",
         f"--model-root={model.root}",
-        *(f"--served-model-name={name}" for name in settings.served_model_name),
+        *(f"--served-model-name={name}" for name in _names(settings, model)),
         f"--host={settings.host}",
         f"--port={port}",
         f"--grpc-port={grpc_port}",
         *_given(settings, "ssl_certfile", "ssl_keyfile", "api_key_file", "max_model_len", "seed", "drain_timeout"),
+        *_vllm_metrics(settings),
     ]
     # Not on the command line, where every user of the machine could read them.
     secrets = {f"{ENV_PREFIX}API_KEY": ",".join(settings.api_key)} if settings.api_key else {}
     argv = module_argv("fastserve_gateway", *flags)
     return ChildSpec("gateway", "gateway", "", argv, settings.drain_timeout + STOP_MARGIN_S, secrets)
+
+
+def _names(settings: ServeSettings, model: Model) -> tuple[str, ...]:
+    """What the model is called in the API and in metrics."""
+    return settings.served_model_name or (model.root,)
+
+
+def _vllm_metrics(settings: ServeSettings) -> list[str]:
+    return ["--vllm-metric-names"] if settings.vllm_metric_names else []
 
 
 def _scheduler_base(settings: EngineSettings, state_url: str) -> list[str]:

@@ -52,6 +52,12 @@ TRANSIENT_REFUSALS = frozenset(
     }
 )
 
+#: The scheduler's limits, by the names that vLLM's have in metrics.
+_LIMITS = {
+    scheduler_pb2.REJECT_REASON_QUEUE_FULL_REQUESTS: "max_num_queued_reqs",
+    scheduler_pb2.REJECT_REASON_QUEUE_FULL_TOKENS: "max_num_queued_tokens",
+}
+
 
 # --- domain -> scheduler
 
@@ -141,7 +147,7 @@ def ended_from_wire(message: scheduler_pb2.Finished) -> Ended:
 
 def failed_from_wire(message: scheduler_pb2.Rejected) -> Failed:
     """A refusal as the error the caller sees."""
-    return Failed(_refusal(message), "rejected")
+    return Failed(_refusal(message), "rejected", _LIMITS.get(message.reason, ""))
 
 
 def _refusal(message: scheduler_pb2.Rejected) -> FastServeError:

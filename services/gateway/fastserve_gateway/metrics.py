@@ -11,12 +11,37 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import generate_latest
 from prometheus_client.samples import Sample
 
-PREFIX = "fastserve:"
-ALIAS_PREFIX = "vllm:"
+from fastserve_common.vllm_names import PREFIX, Alias, aliased
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: What vLLM has too.
+VLLM_ALIASES = tuple(
+    Alias(name)
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "num_requests_waiting_by_reason",
+        "request_success",
+        "admission_rejections",
+        "prompt_tokens",
+        "generation_tokens",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "request_time_per_output_token_seconds",
+        "e2e_request_latency_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "request_max_num_generation_tokens",
+        "request_params_max_tokens",
+        "request_params_n",
+    )
+)
 
 #: Every way an answer can end.
 OUTCOMES = ("stop", "length", "abort", "timeout", "rejected", "error")
+#: What a request can be refused with 429 for: a limit of this gateway, of the scheduler, or of its caller's key.
+LIMITS = ("max_concurrent_requests", "max_num_queued_reqs", "max_num_queued_tokens", "rate_limit")
 
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -38,11 +63,13 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._labels = {"model_name": model_name}
-        self._vllm_names = vllm_names
+        self._served = aliased(self.registry, VLLM_ALIASES, model_name) if vllm_names else self.registry
         self.accepted = self._counter("requests_accepted", "Answers sent to the scheduler")
         finished = self._counter_family("request_success", "Answers ended, by how", "finished_reason")
         self._finished = {outcome: finished.labels(**self._labels, finished_reason=outcome) for outcome in OUTCOMES}
         self._rejections = self._counter_family("admission_rejections", "Requests refused with 429, by limit", "reason")
+        for limit in LIMITS:
+            self._rejections.labels(**self._labels, reason=limit)
         self.quota_unchecked = self._counter(
             "rate_limit_unchecked", "Requests let through because the state store did not answer"
         )
@@ -57,16 +84,34 @@ class Metrics:
         self.e2e_s = self._histogram("e2e_request_latency_seconds", "Sent to ended", _REQUEST_S)
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per answer", _TOKENS)
         self.request_generation_tokens = self._histogram("request_generation_tokens", "Tokens per answer", _TOKENS)
+        self.request_longest_answer = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest answer, where it got any", _TOKENS
+        )
         self.request_max_tokens = self._histogram("request_params_max_tokens", "max_tokens per answer", _TOKENS)
         self.request_n = self._histogram("request_params_n", "n per request", _ANSWERS)
 
     def watch(
-        self, *, running: Callable[[], float], waiting: Callable[[], float], connected: Callable[[], float]
+        self,
+        *,
+        running: Callable[[], float],
+        waiting: Callable[[], float],
+        connected: Callable[[], float],
+        serving: Callable[[], bool],
     ) -> None:
-        """Gauges are read when they are scraped, so they cannot go stale."""
+        """Gauges are read when they are scraped, so they cannot go stale. `serving`: requests get anywhere."""
         self._gauge("num_requests_running", "Answers with a first token", running)
         self._gauge("num_requests_waiting", "Answers without a first token yet", waiting)
+        self._waiting_by_reason(waiting, serving)
         self._gauge("scheduler_connected", "1 while the scheduler's stream is up", connected)
+
+    def _waiting_by_reason(self, waiting: Callable[[], float], serving: Callable[[], bool]) -> None:
+        """More capacity helps those that wait for it, and nobody while no scheduler serves."""
+        text = "The same, by what they wait for: a turn, or a scheduler that serves"
+        family = Gauge(
+            PREFIX + "num_requests_waiting_by_reason", text, ("model_name", "reason"), registry=self.registry
+        )
+        family.labels(**self._labels, reason="capacity").set_function(lambda: waiting() if serving() else 0.0)
+        family.labels(**self._labels, reason="deferred").set_function(lambda: 0.0 if serving() else waiting())
 
     def finished(self, outcome: str, *, prompt_tokens: int, tokens: int, seconds: float) -> None:
         """Once per accepted answer."""
@@ -102,11 +147,7 @@ class Metrics:
         return {name: _cumulative(histogram) for name, histogram in shown.items()}
 
     def render(self) -> bytes:
-        text = generate_latest(self.registry)
-        if not self._vllm_names:
-            return text
-        ours = b"".join(line for line in text.splitlines(keepends=True) if PREFIX.encode() in line)
-        return text + ours.replace(PREFIX.encode(), ALIAS_PREFIX.encode())
+        return generate_latest(self._served)
 
     def _counter_family(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, ("model_name", *labels), registry=self.registry)

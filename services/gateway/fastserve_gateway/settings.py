@@ -61,7 +61,7 @@ class GatewaySettings(ClusterSettings):
         30.0, ge=0, description="seconds that requests in progress may go on after the signal to stop"
     )
     dashboard: bool = Field(True, description="serve the built-in page at /")
-    vllm_metric_names: bool = Field(False, description="repeat every metric under vLLM's prefix, `vllm:`")
+    vllm_metric_names: bool = Field(False, description="repeat metrics that vLLM has too under its prefix, `vllm:`")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

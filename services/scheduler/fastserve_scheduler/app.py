@@ -129,8 +129,8 @@ async def _metrics_endpoint(settings: SchedulerSettings, fleet: Fleet) -> AsyncI
         yield
         return
     sources = [(replica.metrics, replica.driver.snapshot) for replica in fleet.replicas]
-    aliased = settings.vllm_metric_names
-    port, close = serve_metrics(sources, settings.metrics_host, settings.metrics_port, vllm_names=aliased)
+    where = settings.metrics_host, settings.metrics_port
+    port, close = serve_metrics(sources, *where, vllm_model=settings.vllm_model)
     log.info("metrics", extra={"address": f"{settings.metrics_host}:{port}"})
     try:
         yield

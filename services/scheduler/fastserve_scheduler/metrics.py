@@ -12,16 +12,35 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fastserve_common.metrics import serve_registry
+from fastserve_common.vllm_names import REPLICA_LABEL, Alias, aliased
 from fastserve_scheduler.core.commands import PlanItem, SwapDirection
 from fastserve_scheduler.core.snapshot import Snapshot
-from fastserve_scheduler.messages import Finished, Refusal
+from fastserve_scheduler.messages import Finished, Refusal, StopReason
 from fastserve_scheduler.swap_metrics import Family, swap_families
+from fastserve_scheduler.tally_metrics import residency_families, time_families
 
 log = logging.getLogger(__name__)
 
 SCRAPE_TIMEOUT_S = 2.0
-#: See `AliasCollector`.
-ALIASED = frozenset({"fastserve:kv_cache_usage_perc", "fastserve:num_preemptions"})
+#: What vLLM has too and gateways do not know.
+VLLM_ALIASES = (
+    Alias("kv_cache_usage_perc"),
+    Alias("num_preemptions"),
+    Alias("num_requests_swapped"),
+    Alias("iteration_tokens_total"),
+    Alias("request_queue_time_seconds"),
+    Alias("request_prefill_time_seconds"),
+    Alias("request_decode_time_seconds"),
+    Alias("request_inference_time_seconds"),
+    Alias("request_prefill_kv_computed_tokens"),
+    Alias("cache_config_info"),
+    Alias("swap_bytes", "kv_offload_store_bytes", ("direction", "out")),
+    Alias("swap_bytes", "kv_offload_load_bytes", ("direction", "in")),
+    Alias("swap_copy_seconds", "kv_offload_store_time", ("direction", "out")),
+    Alias("swap_copy_seconds", "kv_offload_load_time", ("direction", "in")),
+    Alias("swap_size_bytes", "kv_offload_store_size", ("direction", "out")),
+    Alias("swap_size_bytes", "kv_offload_load_size", ("direction", "in")),
+)
 _NS_PER_S = 1e9
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _POWERS_OF_TWO = tuple(float(1 << i) for i in range(15))
@@ -73,6 +92,11 @@ class Metrics:
         self._swaps_failed = Counter(
             "fastserve:swaps_failed", "Copies that a stage could not make", ["stage"], registry=self.registry
         )
+        # From zero on: what appears with its first increment has no rate until the second.
+        for reason in StopReason:
+            self._finished.labels(reason.value)
+        for refusal in Refusal:
+            self._rejected.labels(refusal.value)
 
     def iteration(self, compute_ns: int, round_trip_ns: int, items: Sequence[PlanItem]) -> None:
         self._round_trip_seconds.observe(round_trip_ns / _NS_PER_S)
@@ -116,6 +140,8 @@ class SnapshotCollector(Collector):
             yield from _levels(snapshot)
             yield from _totals(snapshot)
             yield from swap_families(snapshot.swap)
+            yield from residency_families(snapshot.swap.residency)
+            yield from time_families(snapshot.times)
             yield from _guessers(snapshot)
 
 
@@ -136,6 +162,19 @@ def _gauges(snapshot: Snapshot) -> Iterator[Family]:
     )
     for name, text, value in gauges:
         yield GaugeMetricFamily(f"fastserve:{name}", text, value=value)
+    yield _cache_config(snapshot)
+
+
+def _cache_config(snapshot: Snapshot) -> GaugeMetricFamily:
+    """The labels that vLLM's boards and routers read of many more."""
+    labels = {
+        "block_size": snapshot.block_size,
+        "num_gpu_blocks": snapshot.blocks_total,
+        "num_cpu_blocks": snapshot.swap.host_slots_total,
+    }
+    info = GaugeMetricFamily("fastserve:cache_config_info", "Shape of the KV pool, as labels", labels=list(labels))
+    info.add_metric([str(value) for value in labels.values()], 1)
+    return info
 
 
 def _levels(snapshot: Snapshot) -> Iterator[Family]:
@@ -200,37 +239,18 @@ class ReplicaCollector(Collector):
             for family in registry.collect():
                 whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
-                    labels = {**sample.labels, "replica": str(replica)}
+                    labels = {**sample.labels, REPLICA_LABEL: str(replica)}
                     whole.samples.append(sample._replace(labels=labels))
         yield from families.values()
 
 
-class AliasCollector(Collector):
-    """What gateways cannot know, once more under vLLM's prefix. The rest has its alias there; twice would add up."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def describe(self) -> list[Family]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._registry.collect():
-            yield family
-            if family.name in ALIASED:
-                alias = Metric(_alias(family.name), family.documentation, family.type)
-                alias.samples = [sample._replace(name=_alias(sample.name)) for sample in family.samples]
-                yield alias
-
-
-def _alias(name: str) -> str:
-    return name.replace("fastserve:", "vllm:", 1)
-
-
 def serve_metrics(
-    replicas: Sequence[tuple[Metrics, Callable[[], Snapshot | None]]], host: str, port: int, *, vllm_names: bool = False
+    replicas: Sequence[tuple[Metrics, Callable[[], Snapshot | None]]], host: str, port: int, *, vllm_model: str = ""
 ) -> tuple[int, Callable[[], None]]:
-    """Start the HTTP endpoint on a thread of its own. Returns its port and what stops it. Raises OSError."""
+    """Start the HTTP endpoint on a thread of its own. Returns its port and what stops it. Raises OSError.
+
+    `vllm_model`: the name of the model where vLLM's names are wanted too; empty: they are not.
+    """
     for metrics, take in replicas:
         metrics.registry.register(SnapshotCollector(asyncio.get_running_loop(), take))
     registries = [metrics.registry for metrics, _ in replicas]
@@ -238,7 +258,6 @@ def serve_metrics(
     if len(registries) > 1:
         registry = CollectorRegistry()
         registry.register(ReplicaCollector(registries))
-    if vllm_names:
-        ours, registry = registry, CollectorRegistry()
-        registry.register(AliasCollector(ours))
+    if vllm_model:
+        registry = aliased(registry, VLLM_ALIASES, vllm_model)
     return serve_registry(registry, host, port)

@@ -112,7 +112,10 @@ class SchedulerSettings(ClusterSettings):
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus metrics over HTTP; 0: off")
     metrics_host: str = Field("127.0.0.1", description="address of the metrics")
     vllm_metric_names: bool = Field(
-        False, description="repeat KV usage and preemptions, which gateways do not have, under vLLM's prefix, `vllm:`"
+        False, description="repeat metrics that vLLM has too, and gateways do not, under its prefix, `vllm:`"
+    )
+    served_model_name: tuple[str, ...] = Field(
+        (), description="name of the model in the API, as gateways have it: the first is the label `model_name` there"
     )
 
     reattach_grace: float = Field(10.0, ge=0, description="seconds that a broken gateway's requests wait for it")
@@ -161,7 +164,14 @@ class SchedulerSettings(ClusterSettings):
             raise ValueError("--max-num-queued-tokens must hold one prompt of --max-model-len")
         if self.swap_reserve_max_percent < self.swap_reserve_min_percent:
             raise ValueError("--swap-reserve-max-percent must not be below --swap-reserve-min-percent")
+        if self.vllm_metric_names and not self.vllm_model:
+            raise ValueError("--vllm-metric-names needs --served-model-name: those metrics are selected by it")
         return self
+
+    @property
+    def vllm_model(self) -> str:
+        """The model's name for what is repeated under vLLM's names; empty: nothing is."""
+        return self.served_model_name[0] if self.vllm_metric_names and self.served_model_name else ""
 
     @property
     def chunk_tokens(self) -> int:

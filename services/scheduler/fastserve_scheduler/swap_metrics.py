@@ -6,10 +6,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from fastserve_scheduler.core.enst import ERROR_BOUNDS_NS
 from fastserve_scheduler.core.snapshot import SwapSnapshot
+from fastserve_scheduler.core.tally import TallySnapshot
+from fastserve_scheduler.tally_metrics import NS_PER_S, histogram, histograms
 
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
-
-_NS_PER_S = 1e9
 
 
 def swap_families(swap: SwapSnapshot) -> Iterator[Family]:
@@ -25,15 +25,18 @@ def swap_families(swap: SwapSnapshot) -> Iterator[Family]:
         counter.add_metric(["in"], in_)
         yield counter
     totals: tuple[tuple[str, str, float], ...] = (
-        ("swap_blocked_seconds", "Time that requests waited for copies alone", swap.blocked_ns / _NS_PER_S),
-        ("swap_roomless_seconds", "Time that swapped requests waited for blocks", swap.roomless_ns / _NS_PER_S),
-        ("swap_stalled_seconds", "Time without an iteration because of copies", swap.stalled_ns / _NS_PER_S),
+        ("swap_blocked_seconds", "Time that requests waited for copies alone", swap.blocked_ns / NS_PER_S),
+        ("swap_roomless_seconds", "Time that swapped requests waited for blocks", swap.roomless_ns / NS_PER_S),
+        ("swap_stalled_seconds", "Time without an iteration because of copies", swap.stalled_ns / NS_PER_S),
         ("swap_clean_blocks", "Blocks that left without a copy: the host had them", swap.clean_blocks_reused),
         ("swap_promotions_put_off", "Promotions that waited for the link", swap.promotions_put_off),
     )
     for name, text, value in totals:
         yield CounterMetricFamily(f"fastserve:{name}", text, value=value)
-    yield _enst_error(swap)
+    yield histograms("swap_size_bytes", "Bytes of one swap, all stages together", "direction", swap.sizes.items())
+    text = "When a swapped request ran again, minus when it was estimated to"
+    error = TallySnapshot(ERROR_BOUNDS_NS, swap.enst_error_counts, swap.enst_error_sum_ns)
+    yield histogram("enst_error_seconds", text, error, NS_PER_S)
 
 
 def _gauges(swap: SwapSnapshot) -> Iterator[Family]:
@@ -50,15 +53,3 @@ def _gauges(swap: SwapSnapshot) -> Iterator[Family]:
     in_flight.add_metric(["out"], swap.in_flight_out)
     in_flight.add_metric(["in"], swap.in_flight_in)
     yield in_flight
-
-
-def _enst_error(swap: SwapSnapshot) -> HistogramMetricFamily:
-    """Bounds are partly below zero: a request that ran earlier than expected."""
-    total, buckets = 0, []
-    bounds = (*(f"{bound_ns / _NS_PER_S:g}" for bound_ns in ERROR_BOUNDS_NS), "+Inf")
-    for bound, count in zip(bounds, swap.enst_error_counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    text = "When a swapped request ran again, minus when it was estimated to"
-    sum_s = swap.enst_error_sum_ns / _NS_PER_S
-    return HistogramMetricFamily("fastserve:enst_error_seconds", text, buckets=buckets, sum_value=sum_s)

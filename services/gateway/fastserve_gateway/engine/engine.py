@@ -42,6 +42,7 @@ class Engine:
             running=lambda: self.num_running,
             waiting=lambda: self.num_waiting,
             connected=lambda: float(self.view.connected),
+            serving=lambda: self.view.serving,
         )
 
     @property

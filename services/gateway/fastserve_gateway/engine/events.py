@@ -46,10 +46,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The scheduler refused it, or it is lost. `outcome`: its name in the metrics."""
+    """The scheduler refused it, or it is lost. `outcome`: its name in the metrics. `limit`: what it ran into."""
 
     error: FastServeError
     outcome: str
+    limit: str = ""
 
 
 AnswerEvent = TokensArrived | Ended | Failed

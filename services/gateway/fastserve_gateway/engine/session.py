@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from fastserve_common.errors import AbortedError, DeadlineExceededError, FastServeError, ResourceExhaustedError
+from fastserve_common.errors import AbortedError, DeadlineExceededError, FastServeError
 from fastserve_common.logs import request_id
 from fastserve_gateway import codec
 from fastserve_gateway.codec import CancelReason
@@ -105,6 +105,8 @@ class Session:
         self._span.end(self.usage, self._failure.message if self._failure is not None else aborted)
         log.debug("a request ends", extra={"tokens": self.usage.completion_tokens, "problem": str(self._failure or "")})
         self._cancel_open("abort")
+        if longest := max((answer.num_tokens for answer in self._answers), default=0):
+            self._metrics.request_longest_answer.observe(longest)
         if self._timer is not None:
             self._timer.cancel()
         self._on_close()
@@ -220,7 +222,9 @@ class Session:
                 return None
             case Ended():
                 return answer.end(event)
-            case Failed(error, outcome):
+            case Failed(error, outcome, limit):
+                if limit:
+                    self._metrics.admission_rejected(limit)
                 self._lose(answer, error, outcome)
                 return None
 
@@ -243,8 +247,6 @@ class Session:
     def _lose(self, answer: Answer, error: FastServeError, outcome: str) -> None:
         """One answer failed, so the request does; the others are aborted."""
         answer.close(outcome)
-        if isinstance(error, ResourceExhaustedError):
-            self._metrics.admission_rejected("scheduler_queue")
         self._failure = error
         self._inbox.clear()
         self._cancel_open("abort")
