@@ -181,7 +181,7 @@ def test_computing_again_is_a_preemption_unless_a_stage_was_lost() -> None:
     assert sessions.finish(event.job_id, StopReason.LENGTH).preemptions == 0
     event = sessions.open(SUBMIT, link)
     assert event is not None
-    again = replace(again, job_id=event.job_id)
+    again = again._replace(job_id=event.job_id)
     sessions.wire_items([again])
     sessions.wire_items([again])
     assert sessions.finish(event.job_id, StopReason.LENGTH).preemptions == 1

@@ -51,7 +51,7 @@ class Part:
 
     @property
     def num_samples(self) -> int:
-        return sum(item.sample for item in self.items)
+        return sum([item.sample for item in self.items])
 
 
 class Flights:
@@ -71,8 +71,8 @@ class Flights:
 
     def add(self, plan: RunIteration, host_generation: int = 0) -> None:
         """A new plan, its swaps with host memory of `host_generation`. `departures` says what to send now."""
-        suspects = [item for item in plan.items if item.job_id in self._suspects]
-        others = tuple(item for item in plan.items if item.job_id not in self._suspects)
+        suspects = [item for item in plan.items if item.job_id in self._suspects] if self._suspects else []
+        others = tuple([item for item in plan.items if item not in suspects]) if suspects else plan.items
         groups = [(others, False)] if others or not suspects else []
         groups += [((item,), True) for item in suspects]
         flight = Flight(plan, len(groups), host_generation)
@@ -115,8 +115,9 @@ class Flights:
         """Take a completed part out; the core's event when it was the last of its plan."""
         del self._flying[part.seq]
         self._reported.pop(part.seq, None)
-        for item in part.items:
-            self._clear(item)
+        if self._suspects:
+            for item in part.items:
+                self._clear(item)
         flight = part.flight
         flight.compute_ns += compute_ns
         flight.stopped.extend(stopped)

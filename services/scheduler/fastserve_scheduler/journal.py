@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from fastserve_scheduler.core import events
-from fastserve_scheduler.core.commands import Command, RunIteration
+from fastserve_scheduler.core.commands import Command, PlanItem, RunIteration
 from fastserve_scheduler.core.config import CoreConfig, MlfqConfig
 from fastserve_scheduler.core.events import ConfigChanged, Event, ProfileUpdated
 from fastserve_scheduler.core.profile import Profile
@@ -71,6 +71,8 @@ def _encode(value: object) -> object:
         return profile_to_json(value)
     if isinstance(value, CoreConfig):
         return _encode_config(value)
+    if isinstance(value, PlanItem):
+        return [PlanItem.__name__, *map(_encode, value)]
     if is_dataclass(value):
         return [type(value).__name__, *(_encode(getattr(value, f.name)) for f in fields(value))]
     if isinstance(value, tuple):

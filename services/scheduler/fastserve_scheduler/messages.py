@@ -6,7 +6,7 @@ Sampling parameters and log probabilities pass through the scheduler unread: the
 from array import array
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from fastserve_scheduler.kv_messages import NO_HOST, HostArena
 
@@ -85,8 +85,7 @@ class Hello:
     num_stages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(NamedTuple):
     """`token_ids` packed; `offset`: output position of the first. `logprobs`: one encoded entry per id, or none."""
 
     request_id: str
@@ -162,8 +161,7 @@ class Configure:
     next_stage_address: str
 
 
-@dataclass(frozen=True, slots=True)
-class WireItem:
+class WireItem(NamedTuple):
     """One job's share of a plan with its ids; all id lists packed. `history`: (prompt, output) for penalties."""
 
     job_id: int

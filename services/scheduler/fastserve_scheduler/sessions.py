@@ -65,6 +65,9 @@ class Session:
     #: First position whose KV is not on the stages. An item that starts below it computes again: a preemption.
     computed: int = 0
     preemptions: int = 0
+    #: The block table of its last item, and the same packed: it grows once in many tokens only.
+    table: tuple[int, ...] = ()
+    packed_table: bytes = b""
     #: Encoded, of every token drawn here, if asked for: a gateway that comes back gets them again with the ids.
     logprobs: list[bytes] = field(default_factory=list)
 
@@ -84,10 +87,11 @@ class Session:
         """The next token of the output, and how its gateway is told. `logprobs`: its entry, or none."""
         position = self.output_tokens
         self.ids.append(token_id)
+        packed = token_id.to_bytes(4, "little")
         if not self.submit.sampling.logprobs:
-            return Tokens(self.submit.request_id, position, pack_u32((token_id,)))
+            return Tokens(self.submit.request_id, position, packed)
         self.logprobs.extend(logprobs)
-        return Tokens(self.submit.request_id, position, pack_u32((token_id,)), logprobs)
+        return Tokens(self.submit.request_id, position, packed, logprobs)
 
     def missing(self, delivered: int) -> Tokens | None:
         """What a gateway that has `delivered` tokens has not got yet."""
@@ -243,20 +247,22 @@ class Sessions:
         session.preemptions += item.start < session.computed
         session.computed = end
         submit = session.submit
+        if item.block_table is not session.table:
+            session.table, session.packed_table = item.block_table, pack_u32(item.block_table)
         history = _NO_HISTORY
         if item.sample and submit.sampling.needs_history:
             history = (pack_u32(submit.prompt), pack_u32(session.ids[session.prompt_tokens : end]))
         return WireItem(
-            job_id=item.job_id,
-            start=item.start,
-            num_tokens=item.num_tokens,
-            block_table=pack_u32(item.block_table),
-            token_ids=pack_u32(session.ids[item.start : end]),
-            sample=item.sample,
-            sampling=submit.sampling.encoded,
-            output_position=item.output_position,
-            suppressed=session.suppressed if item.output_position < submit.min_tokens else b"",
-            history=history,
+            item.job_id,
+            item.start,
+            item.num_tokens,
+            session.packed_table,
+            pack_u32(session.ids[item.start : end]),
+            item.sample,
+            submit.sampling.encoded,
+            item.output_position,
+            session.suppressed if item.output_position < submit.min_tokens else b"",
+            history,
         )
 
     def apply(self, items: Iterable[PlanItem], report: Report) -> tuple[int, ...]:

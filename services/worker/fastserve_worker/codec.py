@@ -1,6 +1,7 @@
 """Between the wire and this service's own messages; the only file here that reads or builds generated types."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from fastserve.v1 import kvstore_pb2, sampling_pb2, stage_pb2
 from fastserve_common.packed import pack_u32, unpack_u32
@@ -26,14 +27,19 @@ from fastserve_worker.swap.host_slab import HostSlab
 #: one piece at most.
 ACTIVATION_CHUNK_BYTES = 1024 * 1024
 
+#: Sampling parameters that are kept decoded: every token of a request comes with the same ones.
+MAX_KNOWN_SAMPLINGS = 4096
+
+_Sampling = tuple[float, int, float, float, int, float, float, float, Mapping[int, float], int | None]
+
 
 def decode_plan(message: stage_pb2.IterationPlan, info: StageInfo) -> Plan:
     """Raises PlanError for a plan that is malformed or does not fit this stage."""
     plan = Plan(
         message.seq,
         message.epoch,
-        tuple(_decode_row(item) for item in message.items),
-        tuple(_decode_swap(swap) for swap in message.swaps),
+        tuple([_decode_row(item) for item in message.items]),
+        tuple([_decode_swap(swap) for swap in message.swaps]),
         message.host_generation,
     )
     if plan.num_tokens > info.num_blocks * info.block_size:
@@ -65,23 +71,31 @@ def _check_row(row: PlanRow, info: StageInfo) -> None:
 
 
 def _decode_draw(item: stage_pb2.PlanItem) -> DrawParams:
-    """Fields left at the wire's zero mean "off" where zero itself would make no sense (top_p, repetition_penalty)."""
-    params = item.sampling
     return DrawParams(
-        output_position=item.output_position,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p or 1.0,
-        min_p=params.min_p,
-        seed=params.seed,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty or 1.0,
-        logit_bias=dict(params.logit_bias),
-        logprobs=params.logprobs if params.HasField("logprobs") else None,
-        suppressed=item.suppressed_token_ids,
-        penalty_prompt=item.penalty_prompt_ids,
-        penalty_output=item.penalty_output_ids,
+        item.output_position,
+        *decode_sampling(item.sampling.SerializeToString()),
+        item.suppressed_token_ids,
+        item.penalty_prompt_ids,
+        item.penalty_output_ids,
+    )
+
+
+@lru_cache(MAX_KNOWN_SAMPLINGS)
+def decode_sampling(encoded: bytes) -> _Sampling:
+    """In the order of the fields of DrawParams. Fields left at the wire's zero mean "off" where zero itself would make
+    no sense (top_p, repetition_penalty)."""
+    params = sampling_pb2.SamplingParams.FromString(encoded)
+    return (
+        params.temperature,
+        params.top_k,
+        params.top_p or 1.0,
+        params.min_p,
+        params.seed,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.repetition_penalty or 1.0,
+        dict(params.logit_bias),
+        params.logprobs if params.HasField("logprobs") else None,
     )
 
 

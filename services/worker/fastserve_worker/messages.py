@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from fastserve_worker.sampling.params import DrawParams, TokenDraw
 
@@ -11,8 +12,7 @@ RawBytes = bytes | bytearray | memoryview
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4}
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRow:
+class PlanRow(NamedTuple):
     """One job's share of an iteration: tokens [start, start + num_tokens), their KV going through `block_table`.
 
     Ids are packed little-endian uint32, as on the wire. `token_ids` is empty on every stage but the first.

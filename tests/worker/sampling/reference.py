@@ -1,6 +1,5 @@
 """The sampler again, in plain 64-bit numpy with sorting: slow, short, and written from the description only."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,7 +48,7 @@ def probabilities(logits: Sequence[float] | Doubles, params: DrawParams) -> Doub
 
 def edge_margin(logits: Sequence[float], params: DrawParams) -> float:
     """How far the cuts of top_p and min_p are from falling the other way: rounding decides below about 1e-6."""
-    loose = probabilities(logits, dataclasses.replace(params, top_p=1.0, min_p=0.0))
+    loose = probabilities(logits, params._replace(top_p=1.0, min_p=0.0))
     ordered = np.sort(loose)[::-1]
     margins = [np.abs(np.cumsum(ordered) - params.top_p).min() if params.top_p < 1 else 1.0]
     if params.min_p:

@@ -1,7 +1,5 @@
 """Draws against the reference, and what must not change them."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -102,7 +100,7 @@ def test_an_unpenalised_neighbour_is_not_penalised(position: int) -> None:
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
     logits = torch.tensor([[0.0, 5.0, 5.0], [5.0, 0.0, 5.0]])
     plain = DrawParams(output_position=0)
-    biased = dataclasses.replace(plain, logit_bias={0: -1.0})
+    biased = plain._replace(logit_bias={0: -1.0})
     assert [draw.token_id for draw in draw_tokens(logits, [plain, plain])] == [1, 0]
     assert [draw.token_id for draw in draw_tokens(logits, [biased, biased])] == [1, 2]
 
@@ -119,7 +117,7 @@ def test_top_k_keeps_exactly_k_of_equals() -> None:
 def test_top_p_and_min_p_of_equals(changes: dict[str, float], num_kept: int) -> None:
     params = DrawParams(output_position=0, temperature=1)
     drawn = {
-        draw_from_row(np.zeros(10, dtype=np.float32), dataclasses.replace(params, output_position=n, **changes))  # type: ignore[arg-type]  # all changes are floats
+        draw_from_row(np.zeros(10, dtype=np.float32), params._replace(output_position=n, **changes))  # type: ignore[arg-type]  # all changes are floats
         for n in range(300)
     }
     assert drawn == set(range(num_kept))
@@ -138,7 +136,7 @@ def test_frequencies_follow_the_probabilities(params: dict[str, float]) -> None:
     draw = DrawParams(output_position=0, temperature=1.3, **params)  # type: ignore[arg-type]  # names and types as there
     expected = probabilities(logits, draw) * num_draws
     row = np.array(logits, dtype=np.float32)
-    drawn = [draw_from_row(row, dataclasses.replace(draw, seed=seed)) for seed in range(num_draws)]
+    drawn = [draw_from_row(row, draw._replace(seed=seed)) for seed in range(num_draws)]
     counts = np.bincount(drawn, minlength=len(logits))
     kept = expected > 0
     assert counts[~kept].sum() == 0

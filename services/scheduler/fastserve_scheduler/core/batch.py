@@ -9,6 +9,7 @@ is swapped in when there are blocks for it, and the batch goes on without it.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from fastserve_scheduler.core.budget import BatchBudget
 from fastserve_scheduler.core.commands import SwapDirection
@@ -45,8 +46,7 @@ class Wait(StrEnum):
     ROOM = "room"
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     job: Job
     num_tokens: int
 

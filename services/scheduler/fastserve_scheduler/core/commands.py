@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class PlanItem:
+class PlanItem(NamedTuple):
     """One job's share of an iteration: `num_tokens` tokens from position `start`, KV through `block_table`.
 
     `sample`: draw the token at output position `output_position` after the last of these positions (False for a
-    prompt chunk that is not the last). Block ids are positions in every stage's pool alike.
+    prompt chunk that is not the last). Block ids are positions in every stage's pool alike. There is one for each job
+    of each iteration: a named tuple is made in a quarter of the time of a frozen dataclass.
     """
 
     job_id: int

@@ -6,7 +6,6 @@ within a factor of e (root of the mean square) and knows who is longer than whom
 answer and still order nothing. Integers only, so that it replays.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -114,6 +113,7 @@ class Record:
 class Lengths:
     def __init__(self) -> None:
         self.records = {guesser: Record(believed=guesser is Guesser.HINT) for guesser in Guesser}
+        self._in_order = tuple(self.records.values())
         self._all = _Mean()
         self._kinds: dict[int, _Mean] = {}
 
@@ -129,16 +129,16 @@ class Lengths:
         if job.generated == 0:
             return
         truth = log2(job.generated)
-        for guesser, guess in self._guesses(job):
+        for record, guess in zip(self._in_order, job.guesses, strict=True):
             if guess != UNKNOWN:
-                self.records[guesser].add(guess, truth)
+                record.add(guess, truth)
         self._all.add(truth)
         self._kinds.setdefault(job.prompt_tokens.bit_length(), _Mean()).add(truth)
 
     def believed(self, job: Job) -> int:
         """Logarithm of the output by the first guesser that is believed, or UNKNOWN."""
-        for guesser, guess in self._guesses(job):
-            if guess != UNKNOWN and self.records[guesser].believed:
+        for record, guess in zip(self._in_order, job.guesses, strict=True):
+            if record.believed and guess != UNKNOWN:
                 return guess
         return UNKNOWN
 
@@ -147,9 +147,6 @@ class Lengths:
         guess = self.believed(job)
         _, limit, history = job.guesses
         return exp2(guess if guess != UNKNOWN else history if history != UNKNOWN else limit)
-
-    def _guesses(self, job: Job) -> Iterable[tuple[Guesser, int]]:
-        return zip(Guesser, job.guesses, strict=True)
 
     def _history(self, job: Job) -> int:
         kind = self._kinds.get(job.prompt_tokens.bit_length())

@@ -1,11 +1,13 @@
 """What one draw needs besides the logits, and what it gives."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+_NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class DrawParams:
+class DrawParams(NamedTuple):
     """How one token is drawn. The result is a function of the logits and of this value only.
 
     Id lists are packed little-endian uint32. `penalty_prompt` and `penalty_output` are set only when a penalty is on.
@@ -20,7 +22,7 @@ class DrawParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = _NO_BIAS
     #: How many of the most likely tokens to report besides the drawn one; None: no log-probabilities at all.
     logprobs: int | None = None
     suppressed: bytes = b""
@@ -37,8 +39,7 @@ class DrawParams:
         return bool(self.logit_bias or self.suppressed) or self.has_penalty
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDraw:
+class TokenDraw(NamedTuple):
     """A drawn token; `logprob` is None when none were asked for. `top`: (id, logprob), most likely first."""
 
     token_id: int
