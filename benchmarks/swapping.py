@@ -11,15 +11,11 @@ the file is not measured again: with --pieces 1 a run can be cut into pieces of 
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import platform
-import random
-import socket
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -29,7 +25,8 @@ from typing import Any
 import _timeline
 import head_of_line
 from _cluster import Cluster, ClusterError, cluster
-from _swapping_report import Row, difference, parse, save_plot, table
+from _metrics import difference, free_ports, scrape
+from _swapping_report import Row, save_plot, table
 from head_of_line import measure_capacity, send, warm_up
 
 from fastserve_common.units import format_bytes
@@ -60,21 +57,6 @@ class Plan:
             *("--metrics-port", str(metrics_port)),
             *(("--timeline", str(timeline)) if timeline else ()),
         )
-
-
-def scrape(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        return parse(answer.read().decode())
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on, below those that the kernel gives to clients."""
-    for first in random.sample(range(20_000, 30_000, count), 100):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise ClusterError("no free ports")
 
 
 def measure_policy(

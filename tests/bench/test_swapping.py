@@ -71,15 +71,20 @@ def test_a_broken_trace_is_told(timeline: ModuleType, broken: dict[str, Any], wh
     assert any(why in problem for problem in timeline.problems(broken))
 
 
-def test_counters_are_read_from_a_scrape(report: ModuleType) -> None:
+@pytest.fixture
+def metrics(report: ModuleType) -> ModuleType:
+    return importlib.import_module("_metrics")
+
+
+def test_counters_are_read_from_a_scrape(metrics: ModuleType) -> None:
     text = (
         '# HELP x y\nfastserve:swap_bytes_total{direction="out"} 7.0\nfastserve:swap_bytes_total{direction="in"} 5\nz 1'
     )
-    before, after = report.parse(text), report.parse(text.replace("7.0", "9.0"))
-    got = report.difference(after, before)
-    assert report.total(got, "fastserve:swap_bytes_total") == 2
-    assert report.total(after, "fastserve:swap_bytes_total", 'direction="in"') == 5
-    assert report.total(after, "fastserve:swap") == 0
+    before, after = metrics.parse(text), metrics.parse(text.replace("7.0", "9.0"))
+    got = metrics.difference(after, before)
+    assert metrics.total(got, "fastserve:swap_bytes_total") == 2
+    assert metrics.total(after, "fastserve:swap_bytes_total", 'direction="in"') == 5
+    assert metrics.total(after, "fastserve:swap") == 0
 
 
 def test_the_working_set_is_what_begun_requests_hold_at_once(report: ModuleType) -> None:
