@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from fastserve.v1 import stage_pb2, stage_pb2_grpc
-from fastserve_common.channels import SERVER_OPTIONS
+from fastserve_common.channels import server_options
 from fastserve_common.state import StateStore, membership, stage_member
 
 VOCAB_SIZE = 997
@@ -255,7 +255,7 @@ class StageRig:
         for before, after in zip(self.stages, self.stages[1:], strict=False):
             if before is not None:
                 before.next = after
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=server_options())
         stage_pb2_grpc.add_StageServicer_to_server(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

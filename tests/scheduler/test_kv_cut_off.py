@@ -1,12 +1,13 @@
 """A network that swallows everything between scheduler and kvstore, without a word to either."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.links.network import Network
 
+from fastserve_common import channels
+from fastserve_common.channels import Keepalive
 from fastserve_common.state import SqliteState
 from fastserve_scheduler import kv_link
 from fastserve_scheduler.inbox import Inbox
@@ -22,49 +23,14 @@ SLOT_BYTES, NUM_SLOTS = 4096, 20
 FAR = "far"
 
 
-class Network:
-    """A port that leads to another one while `whole` is set; what is on its way otherwise stays there."""
-
-    def __init__(self, target: str) -> None:
-        self._host, _, self._port = target.rpartition(":")
-        self.whole = asyncio.Event()
-        self.whole.set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        try:
-            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        finally:
-            server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(self._host, int(self._port))
-        for source, sink in ((reader, back), (there, writer)):
-            self._tasks.add(asyncio.create_task(self._carry(source, sink)))
-
-    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(65_536):
-                await self.whole.wait()
-                sink.write(data)
-                await sink.drain()
-        except OSError:
-            pass  # one end is gone; so is the other, below
-        finally:
-            sink.close()
-
-
 async def test_a_dead_network_costs_a_session_when_leases_ran_out_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for the kvstore: keeping and freeing slots needs no answer, and what is in memory is in memory. What
     it took back meanwhile, because nobody renewed it, the scheduler hears when the network is back, and begins anew."""
     monkeypatch.setattr(kv_link, "FIRST_BACKOFF_S", 0.02)
+    # The network is back before anybody misses it, on the slowest machine.
+    monkeypatch.setattr(channels, "KEEPALIVE", Keepalive(idle_ms=1_000_000, timeout_ms=1_000_000))
     url, store = f"sqlite://{tmp_path / 'state.db'}", SqliteState(tmp_path / "state.db")
     inbox, heard = Inbox[Input](), list[Input]()
 

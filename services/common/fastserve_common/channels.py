@@ -19,36 +19,60 @@ MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 #: Headers of one call, together.
 MAX_METADATA_BYTES = 16 * 1024
 
-KEEPALIVE_MS = 10_000
-KEEPALIVE_TIMEOUT_MS = 5_000
-
 ChannelOptions = tuple[tuple[str, int | str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """After `idle_ms` without a word the other end is pinged; `timeout_ms` without an answer end the connection and all
+    streams on it. gRPC answers pings by itself, whatever the process computes, unless that is stopped or cut off."""
+
+    idle_ms: int
+    timeout_ms: int
+
+    def options(self) -> ChannelOptions:
+        return (
+            ("grpc.keepalive_time_ms", self.idle_ms),
+            ("grpc.keepalive_timeout_ms", self.timeout_ms),
+            # What counts: without it a ping may go unanswered for a minute, keepalive or not (seen with gRPC 1.85).
+            ("grpc.http2.ping_timeout_ms", self.timeout_ms),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+        )
+
+
+#: A peer that is stopped or cut off is given up after 15 s. Most of them are patience with a machine that is busy.
+KEEPALIVE = Keepalive(idle_ms=5_000, timeout_ms=10_000)
 
 _COMMON: ChannelOptions = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
 )
-CLIENT_OPTIONS: ChannelOptions = (
-    *_COMMON,
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.use_local_subchannel_pool", 1),
-)
-SERVER_OPTIONS: ChannelOptions = (
-    *_COMMON,
-    # The other end pings as often as we do; without these two the server calls that too many pings.
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
-    ("grpc.http2.max_ping_strikes", 0),
-    # Two processes on one port would share connections silently.
-    ("grpc.so_reuseport", 0),
-)
+
+
+def client_options() -> ChannelOptions:
+    return (
+        *_COMMON,
+        *KEEPALIVE.options(),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+
+
+def server_options() -> ChannelOptions:
+    return (
+        *_COMMON,
+        *KEEPALIVE.options(),
+        # The other end pings as often as we do; without these two the server calls that too many pings.
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE.idle_ms // 2),
+        ("grpc.http2.max_ping_strikes", 0),
+        # Two processes on one port would share connections silently.
+        ("grpc.so_reuseport", 0),
+    )
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
@@ -58,9 +82,9 @@ def open_channel(address: str) -> grpc.aio.Channel:
     """
     me = identity()
     if me is None:
-        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=client_options())
     # Addresses change, the name in the certificates does not.
-    options = (*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", me.name))
+    options = (*client_options(), ("grpc.ssl_target_name_override", me.name))
     return grpc.aio.secure_channel(address, me.channel_credentials(), options=options)
 
 
@@ -77,7 +101,7 @@ class GrpcServer:
         cls, service_names: Sequence[str], interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     ) -> "GrpcServer":
         """`service_names`: full names, for reflection and per-service health."""
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[*interceptors, ErrorInterceptor()])
+        server = grpc.aio.server(options=server_options(), interceptors=[*interceptors, ErrorInterceptor()])
         servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
