@@ -23,7 +23,7 @@ class SilentPeer:
     def __init__(self, greeting: bytes = b"", *, echoes: bool = False) -> None:
         self._greeting, self._echoes = greeting, echoes
         self._server = GrpcServer.create(())
-        handler = grpc.stream_stream_rpc_method_handler(self._hold)
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._hold)
         for service, methods in METHODS.items():
             handlers = grpc.method_handlers_generic_handler(f"fastserve.v1.{service}", dict.fromkeys(methods, handler))
             self._server.server.add_generic_rpc_handlers((handlers,))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -30,6 +31,8 @@ from fastserve_worker.forward import ForwardLink
 REPOSITORY = Path(__file__).parents[2]
 PING_TIMEOUT = "ping timeout"
 SHORT = Keepalive(idle_ms=100, timeout_ms=1000)
+
+Echo: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 
 #: Talks to an address until the stream has broken; why it has.
 Link = Callable[[str], Awaitable[str]]
@@ -123,7 +126,7 @@ async def test_a_link_on_which_nobody_speaks_lives(monkeypatch: pytest.MonkeyPat
     async with serving(SilentPeer(echoes=True)) as there, asyncio.timeout(PATIENCE_S):
         network = Network(there)
         async with network.running() as address, open_channel(address) as channel:
-            call = channel.stream_stream("/fastserve.v1.Stage/Control")()
+            call: Echo = channel.stream_stream("/fastserve.v1.Stage/Control")()
             await echoed(call)
             before = network.num_carried
             await until(lambda: network.num_carried >= before + 40)
@@ -140,7 +143,7 @@ async def test_a_process_that_is_stopped_is_given_up() -> None:
     try:
         address = (await peer.stdout.readline()).decode().strip()
         async with open_channel(address) as channel, asyncio.timeout(PATIENCE_S):
-            call = channel.stream_stream("/fastserve.v1.Stage/Control")()
+            call: Echo = channel.stream_stream("/fastserve.v1.Stage/Control")()
             await echoed(call)
             peer.send_signal(signal.SIGSTOP)
             with pytest.raises(grpc.aio.AioRpcError, match=PING_TIMEOUT) as error:
@@ -151,6 +154,6 @@ async def test_a_process_that_is_stopped_is_given_up() -> None:
         await peer.wait()
 
 
-async def echoed(call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+async def echoed(call: Echo) -> None:
     await call.write(b"hello")
     assert await call.read() == b"hello"
