@@ -55,6 +55,10 @@ def metrics(address: str) -> dict[str, float]:
     return found
 
 
+def stages_lost() -> float:
+    return sum(value for name, value in metrics(SCHEDULER).items() if name.startswith("stages_lost_total"))
+
+
 class Callers:
     def __init__(self, system: System) -> None:
         self._url = f"http://{system.http}/v1/completions"
@@ -83,7 +87,7 @@ def test_every_accepted_answer_ends_in_exactly_one_way(system: System) -> None:
         stubborn = [pool.submit(callers.whole, 400) for _ in range(10)]
         wait_until(lambda: metrics(SCHEDULER).get("num_requests_running{}", 0) > 0, "some run", system)
         system.service("fastserve_worker", "--stage=1").kill()
-        wait_until(lambda: any(name.startswith("stages_lost") for name in metrics(SCHEDULER)), "it is lost", system)
+        wait_until(lambda: stages_lost() > 0, "it is lost", system)
         system.service("fastserve_scheduler").kill()
         assert {future.result(PATIENCE_S) for future in stubborn} <= {200, 429, 503, 504}
     check_gateway(system)
@@ -105,6 +109,7 @@ def check_gateway(system: System) -> None:
     assert ended["rejected"] >= 1
     assert found["generation_tokens_total{}"] == found["request_generation_tokens_sum{}"]
     assert found["prompt_tokens_total{}"] == found["request_prompt_tokens_sum{}"]
+    assert 0 < found["request_max_num_generation_tokens_count{}"] <= found["request_params_n_count{}"]
 
 
 def check_scheduler(system: System) -> None:
@@ -118,4 +123,7 @@ def check_scheduler(system: System) -> None:
     assert not any(value for name, value in found.items() if name.startswith(("queue_", "swaps_in_flight")))
     assert found["requests_accepted_total{}"] == found["requests_finished_total{}"]
     by_reason = sum(value for name, value in found.items() if name.startswith("request_success_total"))
-    assert by_reason == found["requests_finished_total{}"]
+    assert by_reason == found["requests_finished_total{}"] == found["request_queue_time_seconds_count{}"]
+    assert found["request_prefill_time_seconds_count{}"] == found["request_inference_time_seconds_count{}"] > 0
+    parts = found["request_prefill_time_seconds_sum{}"] + found["request_decode_time_seconds_sum{}"]
+    assert found["request_inference_time_seconds_sum{}"] == pytest.approx(parts)

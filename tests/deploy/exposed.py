@@ -20,7 +20,7 @@ from fastserve_scheduler.core.profile import Profile
 from fastserve_scheduler.core.scheduler import SchedulerCore
 from fastserve_scheduler.core.snapshot import take
 from fastserve_scheduler.messages import Finished, Refusal, StopReason
-from fastserve_scheduler.metrics import VLLM_ALIASES, SnapshotCollector
+from fastserve_scheduler.metrics import VLLM_ALIASES, LossCause, SnapshotCollector
 from fastserve_scheduler.metrics import Metrics as SchedulerMetrics
 from fastserve_worker.control import Stage
 from fastserve_worker.fake_stage import FakeStage
@@ -73,7 +73,7 @@ async def _scheduler() -> bytes:
     core.handle(StageUp(0, 100), 0)
     metrics = SchedulerMetrics()
     metrics.refused(Refusal.TOO_LONG)
-    metrics.stage_lost(0, "stream")
+    metrics.stage_lost(0, LossCause.STREAM)
     for direction in SwapDirection:
         metrics.swapped(direction, 0, 1)
     metrics.swap_failed(0)

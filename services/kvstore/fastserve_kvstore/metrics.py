@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -64,5 +64,6 @@ class KvStoreCollector(Collector):
 
 def make_registry(store: HostStore, arena: Arena) -> CollectorRegistry:
     registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
     registry.register(KvStoreCollector(store, arena))
     return registry

@@ -53,7 +53,7 @@ from fastserve_scheduler.messages import (
     Submit,
     SwapReport,
 )
-from fastserve_scheduler.metrics import Metrics
+from fastserve_scheduler.metrics import LossCause, Metrics
 from fastserve_scheduler.pipeline import Pipeline
 from fastserve_scheduler.profile_search import ProfileSearch
 from fastserve_scheduler.profiler import Profiler
@@ -190,7 +190,7 @@ class Driver:
                 self.runner.swapped(said)
             case Fault() if self.runner is not None and said.epoch == self.runner.wire_epoch:
                 log.error("a stage could not carry out a plan: %s", said.message, extra={"stage": stage})
-                self._metrics.stage_lost(stage, "fault")
+                self._metrics.stage_lost(stage, LossCause.FAULT)
                 self.runner.broken(stage, said.seq or None)
                 self._refresh_status()
             case _:
@@ -226,7 +226,7 @@ class Driver:
         self._desk.set_hello(replace(self._desk.hello, max_model_len=limit, max_request_tokens=min(limit, pool_tokens)))
 
     def _lost(self, stage: int) -> None:
-        self._metrics.stage_lost(stage, "stream")
+        self._metrics.stage_lost(stage, LossCause.STREAM)
         self._stages = None
         self._search.cancel()
         if self.runner is not None:

@@ -6,6 +6,7 @@ Gauges and the core's own totals are taken from a snapshot at each scrape, so th
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -46,10 +47,18 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _POWERS_OF_TWO = tuple(float(1 << i) for i in range(15))
 
 
+class LossCause(StrEnum):
+    #: Its stream broke, or was broken because the stage was silent.
+    STREAM = "stream"
+    #: It could not carry out a plan.
+    FAULT = "fault"
+
+
 class Metrics:
     """What is counted as it happens."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_stages: int = 0) -> None:
+        """`num_stages`: of which what may happen is counted from zero on."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._iteration_seconds = Histogram(
@@ -97,6 +106,12 @@ class Metrics:
             self._finished.labels(reason.value)
         for refusal in Refusal:
             self._rejected.labels(refusal.value)
+        for stage in map(str, range(num_stages)):
+            self._swaps_failed.labels(stage)
+            for cause in LossCause:
+                self._stages_lost.labels(stage, cause.value)
+            for direction in SwapDirection:
+                self._swap_seconds.labels(direction.value, stage)
 
     def iteration(self, compute_ns: int, round_trip_ns: int, items: Sequence[PlanItem]) -> None:
         self._round_trip_seconds.observe(round_trip_ns / _NS_PER_S)
@@ -116,8 +131,8 @@ class Metrics:
     def swap_failed(self, stage: int) -> None:
         self._swaps_failed.labels(str(stage)).inc()
 
-    def stage_lost(self, stage: int, cause: str) -> None:
-        self._stages_lost.labels(str(stage), cause).inc()
+    def stage_lost(self, stage: int, cause: LossCause) -> None:
+        self._stages_lost.labels(str(stage), cause.value).inc()
 
 
 class SnapshotCollector(Collector):

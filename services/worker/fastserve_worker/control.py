@@ -77,6 +77,8 @@ class Stage:
         self._meter = meter
         self._host: HostSlab | None = None
         self._epoch = 0
+        #: Epochs so far: each is one joining of the pipeline.
+        self.num_epochs = 0
         self._session: ControlSession | None = None
         self._run: EpochRun | None = None
         self._abandoned: list[EpochRun] = []
@@ -137,6 +139,7 @@ class Stage:
         if epoch <= self._epoch:
             raise StaleEpochError(f"epoch {epoch} is not above epoch {self._epoch}, where this stage is")
         self._epoch = epoch
+        self.num_epochs += 1
         if self._session is not None and self._session is not session:
             self._session.end(StaleEpochError(f"another scheduler configured epoch {epoch}"))
         self._session = session

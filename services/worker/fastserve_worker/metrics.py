@@ -82,7 +82,6 @@ class _StageCollector(Collector):
         info, host = self._stage.info, self._stage.host
         gauges: tuple[tuple[str, str, float], ...] = (
             ("busy_seconds", "Since the iteration in progress began; 0: none is", self._busy_s()),
-            ("epoch", "The epoch that this stage is at; 0: no scheduler has configured it", self._stage.epoch),
             ("kv_blocks", "KV blocks of the pool", info.num_blocks),
             ("kv_bytes", "Memory of the KV pool", info.num_blocks * info.kv_block_bytes),
             ("host_attached", "1 while there is host memory to swap with", host is not None),
@@ -91,6 +90,9 @@ class _StageCollector(Collector):
             gauge = GaugeMetricFamily(f"fastserve:stage_{name}", text, labels=["stage"])
             gauge.add_metric([self._label], value)
             yield gauge
+        epochs = CounterMetricFamily("fastserve:stage_epochs", "Times that a scheduler configured it", labels=["stage"])
+        epochs.add_metric([self._label], self._stage.num_epochs)
+        yield epochs
         yield from _copies(self._label, self._stage.copier)
 
 
