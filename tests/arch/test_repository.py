@@ -96,7 +96,7 @@ def test_the_committed_stubs_are_what_the_protos_generate(tmp_path: Path, skip_o
 
 
 def _in_code(text: str, command: str) -> bool:
-    blocks = re.findall(r"```.*?```|`[^`\n]+`|^    .*$", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"```.*?```|`[^`\n]+`|^    [^\n]*$", text, re.DOTALL | re.MULTILINE)
     return any(command in block for block in blocks)
 
 
