@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,15 @@ def test_every_kind_of_load_is_served(tmp_path: Path, workload: str) -> None:
     assert found["arrivals"] == workload
 
 
+def test_the_rate_goes_in_steps_and_the_last_one_stays(tmp_path: Path) -> None:
+    steps = ("--workload=steps", "--rate-step=4:1", "--rate-step=2:3", "--rate-step=1:0.5")
+    found = result_of(tmp_path, *steps, "--rate=1", "--burstiness=inf", "--detailed", "--num-requests=13")
+    starts_s = found["start_times"]
+    assert isinstance(starts_s, list)
+    gaps_s = [later - earlier for earlier, later in pairwise(starts_s)]
+    assert gaps_s == pytest.approx([1.0] * 3 + [1 / 3] * 6 + [2.0] * 3)
+
+
 def test_a_trace_is_played_in_its_window_at_the_rate_that_was_asked_for(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     rows = [f"2023-11-16 18:00:{second:02d}.0000000,{100 + second},8" for second in range(50)]
@@ -166,6 +176,11 @@ def test_what_was_simulated_can_be_replayed(tmp_path: Path) -> None:
         (["--trace=missing"], "--trace: cannot read missing"),
         (["--kv-memory=1KiB"], "--kv-memory: holds 0 tokens"),
         (["--stage-share=1"], "--stage-share: stages of a --profile only"),
+        (["--workload=steps"], "--workload steps and --rate-step need each other"),
+        (["--rate-step=10:2"], "--workload steps and --rate-step need each other"),
+        (["--workload=steps", "--rate-step=10"], "--rate-step: expected SECONDS:FACTOR"),
+        (["--workload=steps", "--rate-step=10:-1"], "--rate-step: expected SECONDS:FACTOR"),
+        (["--workload=steps", "--rate-step=10:0"], "--rate-step: the last factor stays and must be above 0"),
         (["--router=random"], "--router: must be one of"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--rate=1", "--num-requests=1", "--output=/no/such/folder/x"], "--output: cannot write"),

@@ -45,7 +45,7 @@ LIVE_ONLY = frozenset(ClusterSettings.model_fields) | {
 
 DEFAULT_MODEL, DEFAULT_DEVICE, DEFAULT_LOAD = "opt-13b", "a100-80", 0.7
 
-Shape = Literal["steady", "bursts", "diurnal", "programs"]
+Shape = Literal["steady", "bursts", "diurnal", "steps", "programs"]
 
 
 class SimulateSettings(SchedulerSettings):
@@ -73,7 +73,7 @@ class SimulateSettings(SchedulerSettings):
     replicas: int = Field(1, ge=1, le=1024, description="pipelines behind the router")
     router: str = Field("least-loaded", description=f"{', '.join(ROUTERS)}")
 
-    workload: Shape = Field("steady", description="steady, bursts, diurnal or programs")
+    workload: Shape = Field("steady", description="steady, bursts, diurnal, steps or programs")
     lengths: str = Field("sharegpt-like", description=f"{', '.join(LENGTHS)} or fixed")
     input_len: int = Field(512, ge=1, description="--lengths fixed: prompt tokens")
     output_len: int = Field(128, ge=1, description="--lengths fixed: answer tokens")
@@ -90,6 +90,9 @@ class SimulateSettings(SchedulerSettings):
     burst_factor: float = Field(3.0, gt=0, description="--workload bursts: times the rate")
     burst_seconds: float = Field(10.0, gt=0, description="--workload bursts: length of one")
     burst_every: float = Field(60.0, gt=0, description="--workload bursts: from one to the next")
+    rate_step: tuple[str, ...] = Field(
+        (), description="--workload steps: SECONDS:FACTOR, times the rate for so long; repeatable, the last one stays"
+    )
     swing: float = Field(0.8, ge=0, le=1, description="--workload diurnal: the rate goes from 1 - SWING to 1 + SWING")
     period: float = Field(86_400.0, gt=0, description="--workload diurnal: seconds of a day")
     mean_calls: float = Field(4.0, ge=1, description="--workload programs: calls of one")
@@ -112,7 +115,9 @@ class SimulateSettings(SchedulerSettings):
     record: Path | None = Field(None, description="write the first replica's events, for `fastserve replay`")
     progress: bool = Field(True, description="show how far it is")
 
-    @field_validator("model", "device", "lengths", "router", "trace_format", "compare", "slo", "stage_share")
+    @field_validator(
+        "model", "device", "lengths", "router", "trace_format", "compare", "slo", "stage_share", "rate_step"
+    )
     @classmethod
     def _known(cls, value: object, info: ValidationInfo) -> object:
         _CHECKS[info.field_name or ""](value)
@@ -132,6 +137,8 @@ class SimulateSettings(SchedulerSettings):
             raise ValueError(f"--stage-share: must be given --pp times ({self.pp})")
         if self.record is not None and self.compare:
             raise ValueError("--record: of one policy only, not with --compare")
+        if bool(self.rate_step) != (self.workload == "steps"):
+            raise ValueError("--workload steps and --rate-step need each other")
         if self.burst_seconds >= self.burst_every:
             raise ValueError("--burst-seconds must be below --burst-every")
         return self
@@ -143,6 +150,10 @@ class SimulateSettings(SchedulerSettings):
 
     def slo_ms(self) -> dict[str, float]:
         return dict(_slo(part) for part in self.slo)
+
+    def rate_steps(self) -> list[tuple[float, float]]:
+        """(seconds, times the rate)."""
+        return [_rate_step(part) for part in self.rate_step]
 
     def core(self, max_model_len: int, kv_block_bytes: int) -> CoreConfig:
         """Raises SettingsError when the system cannot serve what was asked for."""
@@ -163,6 +174,17 @@ def _slo(text: str) -> tuple[str, float]:
     if name not in SLO_NAMES or not limit_ms > 0 or math.isinf(limit_ms):
         raise ValueError(f"expected NAME:MS with one of {', '.join(SLO_NAMES)} and a limit above 0")
     return name, limit_ms
+
+
+def _rate_step(text: str) -> tuple[float, float]:
+    seconds, _, factor = text.partition(":")
+    try:
+        step = float(seconds), float(factor)
+    except ValueError:
+        step = 0.0, 0.0
+    if not (step[0] > 0 and step[1] >= 0 and math.isfinite(step[0]) and math.isfinite(step[1])):
+        raise ValueError("expected SECONDS:FACTOR with seconds above 0 and a factor of 0 or more")
+    return step
 
 
 def _among(*known: str) -> Callable[[object], None]:
@@ -190,6 +212,13 @@ def _limits(value: object) -> None:
         raise ValueError("a name is given twice")
 
 
+def _rate_steps(value: object) -> None:
+    assert isinstance(value, Iterable)
+    steps = [_rate_step(str(part)) for part in value]
+    if steps and not steps[-1][1]:
+        raise ValueError("the last factor stays and must be above 0")
+
+
 def _shares(value: object) -> None:
     assert isinstance(value, tuple)
     if value and (min(value) <= 0 or abs(sum(value) - 1) > 1e-6):
@@ -205,4 +234,5 @@ _CHECKS: dict[str, Callable[[object], None]] = {
     "compare": _all_among(*POLICIES),
     "slo": _limits,
     "stage_share": _shares,
+    "rate_step": _rate_steps,
 }

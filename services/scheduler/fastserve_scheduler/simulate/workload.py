@@ -89,6 +89,8 @@ def _rates(settings: SimulateSettings, rate: float) -> Rates:
     match settings.workload:
         case "bursts":
             return arrivals.bursts(rate, settings.burst_factor, settings.burst_seconds, settings.burst_every)
+        case "steps":
+            return arrivals.steps([(seconds, factor * rate) for seconds, factor in settings.rate_steps()])
         case "diurnal":
             return arrivals.diurnal(rate, settings.swing, settings.period)
         case _:
