@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ from fastserve_common.state import StateError, StateStore, open_state
 from fastserve_scheduler.leadership import LEASE, MEMBER, ROLE
 from fastserve_worker.fake_stage import fake_answer
 
+from .processes import Processes
 from .system import wait_until
 from .words import FAKE_VOCAB_SIZE
 
@@ -25,29 +25,24 @@ PATIENCE_S = 100.0
 MEMBERS = {"gateway": None, "scheduler": [MEMBER], "stage": ["stage-0", "stage-1"], "kvstore": ["local"]}
 
 
-class RedisCluster:
+class RedisCluster(Processes):
     """Gateway, two schedulers, two fake stages and a kvstore."""
 
     def __init__(self, folder: Path, words: Path, settings: ServeSettings, state_url: str) -> None:
+        super().__init__(folder)
         self.state_url = state_url
-        self._logs = folder
         model = specs.Model(words, "words", FAKE_VOCAB_SIZE)
         self._port = free_ports(2)
         self._scheduler = specs.scheduler(settings, state_url, model)
         gateway = specs.gateway(settings, state_url, model, port=0, grpc_port=0)
         kvstore = specs.kvstore(settings, state_url)
         assert kvstore is not None
-        self.others = [self._start(spec) for spec in (kvstore, *specs.workers(settings, state_url, model), gateway)]
+        self.others = [self.start(spec) for spec in (kvstore, *specs.workers(settings, state_url, model), gateway)]
         #: By address.
         self.schedulers = {f"127.0.0.1:{self._port + n}": self.start_scheduler(self._port + n) for n in range(2)}
 
     def start_scheduler(self, port: int) -> subprocess.Popen[bytes]:
-        return self._start(self._scheduler, f"--listen=127.0.0.1:{port}", log=f"scheduler-{port}")
-
-    def _start(self, spec: specs.ChildSpec, *flags: str, log: str = "") -> subprocess.Popen[bytes]:
-        environment = specs.child_environment(spec.environment, os.environ)
-        with (self._logs / f"{log or spec.name}.log").open("ab") as output:
-            return subprocess.Popen([*spec.argv, *flags], stdout=output, stderr=output, env=environment)
+        return self.start(self._scheduler, f"--listen=127.0.0.1:{port}", log=f"scheduler-{port}")
 
     def is_running(self, leader: dict[str, str]) -> bool:
         return self.schedulers[leader["address"]].poll() is None
@@ -57,9 +52,6 @@ class RedisCluster:
             if process.poll() is not None:
                 self.schedulers[address] = self.start_scheduler(int(address.rpartition(":")[2]))
 
-    def said(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self._logs.glob("*.log")))
-
     def stop(self) -> None:
         """All end by themselves when they are asked to."""
         running = [*self.others, *(process for process in self.schedulers.values() if process.poll() is None)]
@@ -67,11 +59,6 @@ class RedisCluster:
             process.send_signal(signal.SIGTERM)
         wait_until(lambda: all(process.poll() is not None for process in running), "all processes end")
         assert [process.returncode for process in running] == [0] * len(running), self.said()
-
-    def destroy(self) -> None:
-        for process in (*self.others, *self.schedulers.values()):
-            process.kill()
-            process.wait()
 
 
 class Facts:

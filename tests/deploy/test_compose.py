@@ -15,7 +15,7 @@ from fastserve_common.units import MIB
 from fastserve_gateway.settings import GatewaySettings
 from fastserve_kvstore.settings import KvStoreSettings
 from fastserve_kvstore.slabs import ALIGNMENT_SLACK_BYTES
-from fastserve_scheduler.replica import LAST_WORDS_S
+from fastserve_scheduler.app import LAST_WORDS_S
 from fastserve_scheduler.settings import SchedulerSettings
 from fastserve_worker.service import STOP_COMPUTE_S, STOP_GRACE_S
 from fastserve_worker.settings import WorkerSettings

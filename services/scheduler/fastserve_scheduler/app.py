@@ -21,13 +21,15 @@ from fastserve_scheduler.fleet import Fleet
 from fastserve_scheduler.leadership import MEMBER, ROLE, Leadership
 from fastserve_scheduler.messages import Status
 from fastserve_scheduler.metrics import serve_metrics
-from fastserve_scheduler.replica import LAST_WORDS_S
 from fastserve_scheduler.service import SchedulerService
 from fastserve_scheduler.settings import SchedulerSettings
 
 log = logging.getLogger(__name__)
 
 EXIT_LOST_LEAD = 1
+
+#: After the drain, for gateways to read what is queued for them.
+LAST_WORDS_S = 2.0
 
 
 @dataclass(slots=True)

@@ -18,7 +18,6 @@ from fastserve_scheduler.gateway_link import Peer
 from fastserve_scheduler.identity import Identity
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import (
-    AbortAll,
     CheckProgress,
     Drain,
     FromGateway,
@@ -300,9 +299,6 @@ class Driver:
                 self._stop_accepting(GOING_AWAY)
             case Ordered(act):
                 act()
-            case AbortAll():
-                for job_id in self.sessions.job_ids:
-                    self._abort(job_id, StopReason.CANCELLED)
             case _:
                 pass  # a wish that was replaced
 

@@ -113,11 +113,6 @@ class Ordered:
     act: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class AbortAll:
-    """The time to drain is over."""
-
-
 Input = (
     LinkOpened
     | LinkClosed
@@ -136,5 +131,4 @@ Input = (
     | HoldOver
     | Drain
     | Ordered
-    | AbortAll
 )

@@ -14,16 +14,13 @@ from fastserve_scheduler.desk import Desk
 from fastserve_scheduler.driver import Driver
 from fastserve_scheduler.hold import Hold
 from fastserve_scheduler.inbox import Inbox
-from fastserve_scheduler.inputs import AbortAll, Drain, Input
+from fastserve_scheduler.inputs import Drain, Input
 from fastserve_scheduler.kv_link import KvLink
 from fastserve_scheduler.messages import Hello, Status
 from fastserve_scheduler.metrics import Metrics
 from fastserve_scheduler.pipeline import Pipeline
 from fastserve_scheduler.profiler import Profiler, ProfileStore
 from fastserve_scheduler.settings import SchedulerSettings
-
-#: After the drain, for aborted requests to end and for gateways to read what is queued for them.
-LAST_WORDS_S = 2.0
 
 
 @dataclass(slots=True)
@@ -75,13 +72,11 @@ class Replica:
         return codec.ClusterState(self.driver.settings.policy, self.driver.snapshot(), stages)
 
     async def drain(self) -> None:
-        """Refuse new requests, let the others finish, abort those that do not in time."""
+        """Refuse new requests and let the others finish. Those that do not in time lose what a crash would cost them:
+        their gateways submit them to the next scheduler, with the tokens they have."""
         self.inbox.put_now(Drain())
-        for patience_s in (self.driver.settings.drain_timeout, LAST_WORDS_S):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.driver.drained.wait(), patience_s)
-                return
-            self.inbox.put_now(AbortAll())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.driver.drained.wait(), self.driver.settings.drain_timeout)
 
 
 def _journal(path: Path | None, index: int) -> Path | None:
