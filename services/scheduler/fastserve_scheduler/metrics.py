@@ -169,7 +169,7 @@ def _gauges(snapshot: Snapshot) -> Iterator[Family]:
         ("num_requests_resident", "Requests with KV on the device", snapshot.resident),
         ("batches_in_flight", "Iterations on their way through the stages", snapshot.batches_in_flight),
         ("kv_blocks_used", "KV blocks owned by requests", used),
-        ("kv_blocks_total", "KV blocks of the pool", snapshot.blocks_total),
+        ("kv_blocks", "KV blocks of the pool", snapshot.blocks_total),
         ("kv_cache_usage_perc", "Used share of the KV pool, 0 to 1", used / max(1, snapshot.blocks_total)),
         ("longest_wait_seconds", "Since the request that waits longest last ran", snapshot.longest_wait_ns / _NS_PER_S),
         ("prefill_correction", "Observed over predicted time of first iterations", snapshot.prefill_correction),

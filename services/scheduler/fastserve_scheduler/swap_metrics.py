@@ -44,7 +44,7 @@ def _gauges(swap: SwapSnapshot) -> Iterator[Family]:
     gauges = (
         ("num_requests_swapped", "Requests with KV on the host alone", swap.swapped),
         ("host_slots_used", "Host slots that hold KV, or will", used),
-        ("host_slots_total", "Host slots that every stage can swap with", swap.host_slots_total),
+        ("host_slots", "Host slots that every stage can swap with", swap.host_slots_total),
         ("swap_blocks_leaving", "Device blocks on their way to the host", swap.blocks_leaving),
     )
     for name, text, value in gauges:
