@@ -16,11 +16,12 @@ from .dockerfile import ROOT, serving_image
 from .services import load
 
 PATH = ROOT / "deploy/helm/fastserve"
-VARIANTS = ("default", "gpu", "external-redis", "tls")
+VARIANTS = ("default", "gpu", "external-redis", "tls", "replicas")
 NAMESPACE = "serving"
 
 #: The service behind each component that runs one of ours.
 ROLES = {"gateway": "gateway", "scheduler": "scheduler", "stage": "worker", "kvstore": "kvstore"}
+POD_INDEX = "apps.kubernetes.io/pod-index"
 #: What the cluster would fill in.
 FIELDS = {"status.podIP": "10.0.0.1", "spec.nodeName": "node-a"}
 
@@ -76,22 +77,27 @@ class Workload:
         (container,) = self.pod["containers"]
         return dict(container)
 
-    def environment(self) -> dict[str, str]:
-        """What the image and the pod set; secrets by a value of their kind."""
+    @property
+    def replicas(self) -> int:
+        return int(self.document["spec"]["replicas"])
+
+    def environment(self, ordinal: int = 0) -> dict[str, str]:
+        """What the image and the pod of this number set; secrets by a value of their kind."""
         found = serving_image(ROLES[self.component]).environment()
+        fields = {**FIELDS, f"metadata.labels['{POD_INDEX}']": str(ordinal)}
         for entry in self.container["env"]:
             source = entry.get("valueFrom", {})
             if "fieldRef" in source:
-                found[entry["name"]] = FIELDS[source["fieldRef"]["fieldPath"]]
+                found[entry["name"]] = fields[source["fieldRef"]["fieldPath"]]
             elif "secretKeyRef" in source:
                 found[entry["name"]] = {"url": "redis://elsewhere:6379/0"}[source["secretKeyRef"]["key"]]
             else:
                 found[entry["name"]] = entry["value"]
         return found
 
-    def settings(self) -> Settings:
-        """What its process would start with. Raises SettingsError."""
-        environment = self.environment()
+    def settings(self, ordinal: int = 0) -> Settings:
+        """What the process of the pod of this number would start with. Raises SettingsError."""
+        environment = self.environment(ordinal)
         argv = list(self.container["args"])
         for name, value in environment.items():
             argv = [word.replace(f"$({name})", value) for word in argv]

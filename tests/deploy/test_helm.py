@@ -15,12 +15,12 @@ from fastserve_common.units import parse_bytes
 from fastserve_gateway.settings import GatewaySettings
 from fastserve_kvstore.settings import KvStoreSettings
 from fastserve_kvstore.slabs import ALIGNMENT_SLACK_BYTES
-from fastserve_scheduler.replica import LAST_WORDS_S
+from fastserve_scheduler.app import LAST_WORDS_S
 from fastserve_scheduler.settings import SchedulerSettings
 from fastserve_worker.service import STOP_COMPUTE_S, STOP_GRACE_S
 from fastserve_worker.settings import WorkerSettings
 
-from .chart import PATH, VARIANTS, Workload, documents, files, ours, render, selectors, values, workloads
+from .chart import PATH, POD_INDEX, VARIANTS, Workload, documents, files, ours, render, selectors, values, workloads
 from .exposed import exposed
 from .promql import complaints
 
@@ -61,16 +61,54 @@ def test_every_command_line_is_one_that_the_service_takes(variant: str) -> None:
         assert workload.settings().model_dump()["state"] == state
 
 
-def test_there_is_one_whole_pipeline(variant: str) -> None:
+def pipelines(variant: str) -> dict[int, list[WorkerSettings]]:
+    """The stages of each, as their pods would start."""
+    found: dict[int, list[WorkerSettings]] = {}
+    for workload in of(variant, "stage"):
+        assert workload.document["kind"] == "StatefulSet"
+        for ordinal in range(workload.replicas):
+            settings = workload.settings(ordinal)
+            assert isinstance(settings, WorkerSettings)
+            found.setdefault(settings.replica, []).append(settings)
+    return found
+
+
+def test_every_pipeline_is_whole_and_the_scheduler_knows_how_many_there_are(variant: str) -> None:
     (scheduler,) = [s for w in of(variant, "scheduler") if isinstance(s := w.settings(), SchedulerSettings)]
-    stages = [s for w in of(variant, "stage") if isinstance(s := w.settings(), WorkerSettings)]
-    assert [s.stage for s in stages] == list(range(scheduler.num_stages))
-    assert {s.num_stages for s in stages} == {scheduler.num_stages}
-    assert all(
-        w.document["spec"]["replicas"] == 1 and w.document["kind"] == "StatefulSet" for w in of(variant, "stage")
-    )
-    if scheduler.max_model_len:
-        assert {s.max_model_len for s in stages} == {scheduler.max_model_len}
+    assert scheduler.num_replicas == values(variant).get("pipeline", {}).get("replicas", 1)
+    assert sorted(pipelines(variant)) == list(range(scheduler.num_replicas))
+    for stages in pipelines(variant).values():
+        assert [s.stage for s in stages] == list(range(scheduler.num_stages))
+        assert {s.num_stages for s in stages} == {scheduler.num_stages}
+        if scheduler.max_model_len:
+            assert {s.max_model_len for s in stages} == {scheduler.max_model_len}
+
+
+def test_no_kvstore_is_swapped_with_by_two_pipelines(variant: str) -> None:
+    """Either each has its own, or no node runs two."""
+    nodes = {replica: {s.node for s in stages} for replica, stages in pipelines(variant).items()}
+    assert all(len(names) == 1 for names in nodes.values())
+    kvstores = [s.node for w in of(variant, "kvstore") if isinstance(s := w.settings(), KvStoreSettings)]
+    assert len(set(kvstores)) == len(kvstores)
+    if kvstores:
+        assert {name for names in nodes.values() for name in names} == set(kvstores)
+    for workload in of(variant, "stage"):
+        apart = workload.pod.get("affinity", {}).get("podAntiAffinity")
+        assert (apart is not None) == (0 < len(kvstores) < len(nodes))
+        if apart is not None:
+            (term,) = apart["requiredDuringSchedulingIgnoredDuringExecution"]
+            assert term["mismatchLabelKeys"] == [POD_INDEX], "pods of one number are one pipeline"
+            assert term["topologyKey"] == "kubernetes.io/hostname"
+            assert all(term["labelSelector"]["matchLabels"].items() <= w.labels.items() for w in of(variant, "stage"))
+
+
+def test_disruptions_leave_all_pipelines_but_one(variant: str) -> None:
+    budgets = [d["spec"] for d in documents(variant, "PodDisruptionBudget")]
+    assert all(budget["maxUnavailable"] == 1 for budget in budgets)
+    for workload in workloads(variant):
+        chosen = [b for b in budgets if b["selector"]["matchLabels"].items() <= workload.labels.items()]
+        several = workload.component == "stage" and workload.replicas > 1
+        assert len(chosen) == (several or workload.component in ("gateway", "scheduler")), workload.name
 
 
 def test_gateways_and_schedulers_call_the_model_by_one_name(variant: str) -> None:
@@ -203,10 +241,10 @@ def test_kvstore_and_stages_of_a_node_share_memory_and_its_limit_holds_the_arena
         assert isinstance(settings, KvStoreSettings)
         limit = parse_bytes(workload.container["resources"]["limits"]["memory"] + "B")
         assert limit > settings.host_kv_memory + ALIGNMENT_SLACK_BYTES + parse_bytes("128MiB")
-        assert {w.settings().model_dump()["node"] for w in sharing} == {settings.node}
-        stages = of(variant, "stage")
-        assert all("podAffinity" in w.pod["affinity"] for w in stages)
-        assert all(w.pod.get("nodeSelector") == workload.pod.get("nodeSelector") for w in stages)
+        for stage in of(variant, "stage"):
+            (term,) = stage.pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            assert term["matchLabelKeys"] == [POD_INDEX], "pods of one number are one pipeline"
+            assert stage.pod.get("nodeSelector") == workload.pod.get("nodeSelector")
 
 
 def test_the_model_is_prepared_where_it_is_waited_for(variant: str, tmp_path: Path) -> None:
@@ -277,6 +315,7 @@ def test_gateways_are_scaled_on_requests_that_wait(variant: str) -> None:
     "wrong",
     [
         {"pipeline": {"stages": 0}},
+        {"pipeline": {"replicas": 0}},
         {"pipeline": {"device": "tpu"}},
         {"pipeline": {"kvMemory": "much"}},
         {"gateway": {"replica": 3}},

@@ -41,6 +41,11 @@ securityContext:
   seccompProfile: { type: RuntimeDefault }
 {{- end }}
 
+{{/* Whether every pipeline has a kvstore of its own on each node: stages of two cannot share an arena. */}}
+{{- define "fastserve.kvstorePerReplica" -}}
+{{- if and .Values.stages.shareNodes (gt (int .Values.pipeline.replicas) 1) }}true{{ end }}
+{{- end }}
+
 {{- define "fastserve.placement" -}}
 {{- with .nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
