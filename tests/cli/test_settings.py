@@ -1,6 +1,7 @@
 """What `serve` accepts, what it refuses before anything starts, and that it knows what the services know."""
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import get_args
@@ -52,6 +53,25 @@ def test_the_scheduler_s_policies_are_known_here() -> None:
         (["--device=cuda", "--linear=packed"], r"--linear: packed is for cpu only"),
         (["--drain-timeout=-1"], r"--drain-timeout: "),
         (["--alpha-ms=0"], r"--alpha-ms: "),
+        (["--rate-limit-requests-per-min=0"], r"--rate-limit-requests-per-min: .* \(got '0'\)"),
+        (["--rate-limit-tokens-per-min=many"], r"--rate-limit-tokens-per-min: .* \(got 'many'\)"),
+        (["--max-concurrent-requests=0"], r"--max-concurrent-requests: "),
+        (["--request-timeout=0"], r"--request-timeout: "),
+        (["--quantum-ratio=1"], r"--quantum-ratio: "),
+        (["--num-queues=-1"], r"--num-queues: "),
+        (["--alpha-rounds=-1"], r"--alpha-rounds: "),
+        (["--probe-tokens=0"], r"--probe-tokens: "),
+        (["--slo-first-token-ms=0"], r"--slo-first-token-ms: "),
+        (["--slo-token-ms=-1"], r"--slo-token-ms: "),
+        (["--replica-patience=-1"], r"--replica-patience: "),
+        (
+            ["--swap-reserve-min-percent=20", "--swap-reserve-max-percent=10"],
+            r"--swap-reserve-max-percent: must not be below --swap-reserve-min-percent, 20",
+        ),
+        (
+            ["--max-model-len=4096", "--max-num-queued-tokens=4095"],
+            r"--max-num-queued-tokens: must hold one prompt of --max-model-len, 4096",
+        ),
         (["--ssl-certfile=tls.crt"], "--ssl-certfile and --ssl-keyfile must be given together"),
     ],
 )
@@ -65,6 +85,16 @@ def test_a_key_that_cannot_be_sent_is_refused_without_repeating_it(key: str) -> 
     with pytest.raises(SettingsError, match="--api-key: a key must be visible ASCII") as error:
         load(f"--api-key={key}")
     assert "got" not in str(error.value)
+
+
+def test_help_shows_every_setting_once_and_under_a_heading() -> None:
+    grouped = [name for names in ServeSettings.groups.values() for name in names]
+    assert sorted(grouped) == sorted(set(ServeSettings.model_fields) - {"model"})
+    text = ServeSettings.parser("fastserve serve", "model").format_help()
+    headings = [text.index(f"\n{title}:\n") for title in ServeSettings.groups]
+    assert headings == sorted(headings)
+    for name in grouped:
+        assert len(re.findall(rf"^  --{name.replace('_', '-')}\b[^-]", text, re.MULTILINE)) == 1, name
 
 
 def test_host_memory_may_be_none_at_all() -> None:

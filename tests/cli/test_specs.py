@@ -29,6 +29,19 @@ SERVICES: dict[str, type[Settings]] = {
 
 EVERYTHING = ServeSettings(
     stages=2,
+    rate_limit_requests_per_min=60,
+    rate_limit_tokens_per_min=9000,
+    max_concurrent_requests=70,
+    request_timeout=80.0,
+    dashboard=False,
+    alpha_rounds=3,
+    quantum_ratio=4,
+    num_queues=5,
+    probe_tokens=6,
+    slo_first_token_ms=700.0,
+    slo_token_ms=80.0,
+    replica_patience=9.0,
+    journal=Path("/journals/j"),
     dtype="float32",
     linear="fp16",
     threads=2,
@@ -109,7 +122,16 @@ def test_what_is_set_arrives() -> None:
         "policy",
         "preset",
         "alpha_ms",
+        "alpha_rounds",
         "promotion",
+        "quantum_ratio",
+        "num_queues",
+        "probe_tokens",
+        "slo_first_token_ms",
+        "slo_token_ms",
+        "replica_patience",
+        "journal",
+        "vllm_metric_names",
         "kv_policy",
         "kv_ranking",
         "swap_min_batches",
@@ -132,7 +154,15 @@ def test_what_is_set_arrives() -> None:
     assert (gateway.host, gateway.port, gateway.grpc_port, gateway.max_model_len) == ("127.0.0.1", 9000, 9005, 512)
     assert (gateway.served_model_name, gateway.model_root, gateway.drain_timeout) == (("a", "b"), "m", 5.0)
     assert gateway.seed == 11
-    assert gateway.vllm_metric_names
+    for name in (
+        "rate_limit_requests_per_min",
+        "rate_limit_tokens_per_min",
+        "max_concurrent_requests",
+        "request_timeout",
+        "dashboard",
+        "vllm_metric_names",
+    ):
+        assert getattr(gateway, name) == getattr(EVERYTHING, name)
     assert (gateway.ssl_certfile, gateway.ssl_keyfile) == (Path("/tls/tls.crt"), Path("/tls/tls.key"))
     kvstore = parsed(by_name["kvstore"])
     assert isinstance(kvstore, KvStoreSettings)

@@ -65,14 +65,14 @@ def test_promtool_agrees(command: list[str], need: Callable[[str], None]) -> Non
 
 @pytest.mark.infra
 def test_promtool_has_nothing_to_say_about_the_metrics(need: Callable[[str], None]) -> None:
-    """But for what vLLM's names, which ours are, bring with them: the colon, and a histogram that ends in `_total`."""
+    """But for vLLM's names, and what they bring to ours: the colon, and a histogram that ends in `_total`."""
     need("promtool")
     for text in expositions().values():
         plain = text.replace(b"fastserve:", b"fastserve_")
         result = subprocess.run(["promtool", "check", "metrics"], input=plain, capture_output=True)
-        said = result.stderr.decode().splitlines()
-        assert [line for line in said if not line.startswith("fastserve_iteration_tokens_total ")] == []
-        assert result.returncode == (3 if said else 0), "3: it has read everything, and has advice"
+        theirs = ("vllm:", "fastserve_iteration_tokens_total ")
+        assert [line for line in result.stderr.decode().splitlines() if not line.startswith(theirs)] == []
+        assert result.returncode in (0, 3), "3: it has read everything, and has advice"
 
 
 @pytest.mark.infra

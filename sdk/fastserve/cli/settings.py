@@ -4,8 +4,9 @@ A setting that is None is left to the service it belongs to. Names of policies a
 is refused before anything starts; a test compares them with the services' own tables.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -44,9 +45,39 @@ Linear = Literal["auto", "torch", "packed", "fp16"]
 
 _MIN_KV_BYTES = 1024 * 1024
 
+#: Under these headings `--help` lists the settings.
+_GROUPS: Mapping[str, Sequence[str]] = {
+    "model": (
+        *("stages", "replicas", "replica_patience", "device", "dtype", "linear", "threads", "max_model_len"),
+        *("served_model_name", "seed", "profile_dir"),
+    ),
+    "callers": (
+        *("host", "port", "grpc_port", "ssl_certfile", "ssl_keyfile", "api_key", "api_key_file"),
+        *("rate_limit_requests_per_min", "rate_limit_tokens_per_min", "max_concurrent_requests"),
+        *("max_num_queued_reqs", "max_num_queued_tokens", "request_timeout", "dashboard"),
+    ),
+    "batches": ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk_tokens"),
+    "order of requests": (
+        *("policy", "preset", "alpha_ms", "alpha_rounds", "promotion", "quantum_ratio", "num_queues"),
+        *("probe_tokens", "slo_first_token_ms", "slo_token_ms"),
+    ),
+    "KV memory": (
+        *("kv_memory", "block_size", "host_kv_memory", "kv_policy", "kv_ranking", "swap_min_batches"),
+        *("swap_reserve_min_percent", "swap_reserve_max_percent", "kv_checksums", "kv_lease_ttl"),
+    ),
+    "running it": (
+        *("run_dir", "drain_timeout", "log_level", "log_format", "metrics_port", "vllm_metric_names", "journal"),
+        *("timeline", "otlp_endpoint"),
+    ),
+    "certificates of the services among themselves": ("tls_cert", "tls_key", "tls_ca", "tls_name"),
+    "without a model": ("fake", "fake_iteration_ms", "fake_token_us"),
+}
+
 
 class EngineSettings(ClusterSettings):
     """What is needed to run the stages of a model."""
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = _GROUPS
 
     log_level: LogLevel = Field("warning", description="which lines of the services to show; their files have all")
 
@@ -97,6 +128,21 @@ class ServeSettings(EngineSettings):
         (), repr=False, description="accept only callers with one of these keys, or `sha256:` hashes; repeatable"
     )
     api_key_file: Path | None = Field(None, description="file with more keys or hashes; read again when it changes")
+    rate_limit_requests_per_min: int | None = Field(
+        None, ge=1, description="requests that one API key may make in a minute (default: no limit)"
+    )
+    rate_limit_tokens_per_min: int | None = Field(
+        None,
+        ge=1,
+        description="prompt tokens and max_tokens that one API key may ask for in a minute (default: no limit)",
+    )
+    max_concurrent_requests: int | None = Field(
+        None, ge=1, description="answers in progress at once (n counts n); more are refused with 429"
+    )
+    request_timeout: float | None = Field(
+        None, gt=0, description="longest life of a request, in seconds (default: no limit)"
+    )
+    dashboard: bool = Field(True, description="serve the built-in page at /")
     served_model_name: tuple[str, ...] = Field((), description="name in the API (default: the model); repeatable")
 
     seed: int | None = Field(
@@ -107,12 +153,26 @@ class ServeSettings(EngineSettings):
     prefill_chunk_tokens: int | None = Field(None, ge=0, description="cut prompts into pieces of so many; 0: whole")
     host_kv_memory: SizeBytes = Field(GIB, description="host memory for KV of preempted requests; 0: none")
 
-    policy: Policy = Field("predicted", description="order of requests: predicted, skip-join-mlfq, fcfs and others")
+    policy: Policy = Field("predicted", description=f"order of requests: {', '.join(get_args(Policy))}")
     preset: Preset | None = Field(None, description="values of the scheduling parameters: default or paper")
     alpha_ms: float | None = Field(None, gt=0, description="a request that has not run for so long is starving")
+    alpha_rounds: int | None = Field(
+        None, ge=0, description="it is starving only after so many rounds over all requests, however long"
+    )
     promotion: Promotion | None = Field(None, description="what a starving request gets: reset or return")
-    kv_policy: KvPolicy | None = Field(None, description="what happens when KV memory runs out")
-    kv_ranking: KvRanking | None = Field(None, description="which request's KV is swapped first")
+    quantum_ratio: int | None = Field(None, ge=2, description="quantum of a queue over that of the one above")
+    num_queues: int | None = Field(None, ge=0, description="queues; 0: as many as the longest prompt needs")
+    probe_tokens: int | None = Field(
+        None, ge=1, description="policy predicted: tokens before a request is ranked by its expected length"
+    )
+    slo_first_token_ms: float | None = Field(
+        None, gt=0, description="policies slack and edf: the first token is due so long after arrival"
+    )
+    slo_token_ms: float | None = Field(
+        None, gt=0, description="policies slack and edf: each further token is due so long after the last"
+    )
+    kv_policy: KvPolicy | None = Field(None, description=f"when KV memory runs out: {', '.join(get_args(KvPolicy))}")
+    kv_ranking: KvRanking | None = Field(None, description="whose KV is swapped first: enst or order")
     swap_min_batches: int | None = Field(
         None, ge=0, description="requests displace others only if the pool holds so many running batches"
     )
@@ -124,6 +184,10 @@ class ServeSettings(EngineSettings):
     kv_lease_ttl: float | None = Field(
         None, gt=0, description="seconds until host memory of a scheduler that is gone is free again"
     )
+    replica_patience: float | None = Field(
+        None, ge=0, description="seconds that requests wait for their pipeline before another one takes them"
+    )
+    journal: Path | None = Field(None, description="write every event of the scheduler here, for `fastserve replay`")
     timeline: Path | None = Field(
         None, description="at the end, write here when stages computed and copied: a trace for Perfetto"
     )
@@ -166,6 +230,16 @@ class ServeSettings(EngineSettings):
             raise ValueError(f"--max-num-batched-tokens: must be at least --max-num-seqs, {self.max_num_seqs}")
         if batched is not None and self.prefill_chunk_tokens and self.prefill_chunk_tokens > batched:
             raise ValueError(f"--prefill-chunk-tokens: must not exceed --max-num-batched-tokens, {batched}")
+        return self
+
+    @model_validator(mode="after")
+    def _scheduling_combinations(self) -> Self:
+        low, high = self.swap_reserve_min_percent, self.swap_reserve_max_percent
+        if low is not None and high is not None and high < low:
+            raise ValueError(f"--swap-reserve-max-percent: must not be below --swap-reserve-min-percent, {low}")
+        queued, longest = self.max_num_queued_tokens, self.max_model_len
+        if queued is not None and longest is not None and queued < longest:
+            raise ValueError(f"--max-num-queued-tokens: must hold one prompt of --max-model-len, {longest}")
         return self
 
     @property

@@ -152,13 +152,22 @@ _SCHEDULER_FLAGS = (
     "policy",
     "preset",
     "alpha_ms",
+    "alpha_rounds",
     "promotion",
+    "quantum_ratio",
+    "num_queues",
+    "probe_tokens",
+    "slo_first_token_ms",
+    "slo_token_ms",
+    "replica_patience",
     "kv_policy",
     "kv_ranking",
     "swap_min_batches",
     "swap_reserve_min_percent",
     "swap_reserve_max_percent",
+    "journal",
     "timeline",
+    "vllm_metric_names",
     "max_num_batched_tokens",
     "prefill_chunk_tokens",
     "max_num_queued_reqs",
@@ -170,7 +179,6 @@ _SCHEDULER_FLAGS = (
 def scheduler(settings: ServeSettings, state_url: str, model: Model) -> ChildSpec:
     flags = [*_scheduler_base(settings, state_url), *_given(settings, *_SCHEDULER_FLAGS)]
     flags += [f"--served-model-name={name}" for name in _names(settings, model)]
-    flags += _vllm_metrics(settings)
     if settings.metrics_port:
         flags.append(f"--metrics-port={settings.metrics_port}")
     argv = module_argv("fastserve_scheduler", *flags)
@@ -179,6 +187,22 @@ def scheduler(settings: ServeSettings, state_url: str, model: Model) -> ChildSpe
 
 def profile_argv(settings: EngineSettings, state_url: str) -> tuple[str, ...]:
     return module_argv("fastserve_scheduler", *_scheduler_base(settings, state_url), "--profile-only")
+
+
+_GATEWAY_FLAGS = (
+    "ssl_certfile",
+    "ssl_keyfile",
+    "api_key_file",
+    "rate_limit_requests_per_min",
+    "rate_limit_tokens_per_min",
+    "max_concurrent_requests",
+    "request_timeout",
+    "dashboard",
+    "vllm_metric_names",
+    "max_model_len",
+    "seed",
+    "drain_timeout",
+)
 
 
 def gateway(settings: ServeSettings, state_url: str, model: Model, *, port: int, grpc_port: int) -> ChildSpec:
@@ -191,8 +215,7 @@ def gateway(settings: ServeSettings, state_url: str, model: Model, *, port: int,
         f"--host={settings.host}",
         f"--port={port}",
         f"--grpc-port={grpc_port}",
-        *_given(settings, "ssl_certfile", "ssl_keyfile", "api_key_file", "max_model_len", "seed", "drain_timeout"),
-        *_vllm_metrics(settings),
+        *_given(settings, *_GATEWAY_FLAGS),
     ]
     # Not on the command line, where every user of the machine could read them.
     secrets = {f"{ENV_PREFIX}API_KEY": ",".join(settings.api_key)} if settings.api_key else {}
@@ -203,10 +226,6 @@ def gateway(settings: ServeSettings, state_url: str, model: Model, *, port: int,
 def _names(settings: ServeSettings, model: Model) -> tuple[str, ...]:
     """What the model is called in the API and in metrics."""
     return settings.served_model_name or (model.root,)
-
-
-def _vllm_metrics(settings: ServeSettings) -> list[str]:
-    return ["--vllm-metric-names"] if settings.vllm_metric_names else []
 
 
 def _scheduler_base(settings: EngineSettings, state_url: str) -> list[str]:
@@ -234,9 +253,11 @@ def _common(settings: EngineSettings, state_url: str, *, listens: bool = True) -
 def _given(settings: EngineSettings, *names: str) -> Iterable[str]:
     """Flags of the same name in the service; None is left to the service's own default."""
     for name in names:
-        value = getattr(settings, name)
-        if value is not None:
-            yield f"--{name.replace('_', '-')}={value}"
+        value, flag = getattr(settings, name), name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        elif value is not None:
+            yield f"--{flag}={value}"
 
 
 def _lock_memory(settings: ServeSettings) -> str:

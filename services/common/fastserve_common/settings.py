@@ -8,7 +8,7 @@ the file, the file over defaults. A wrong value is refused with a sentence that 
 import argparse
 import os
 import tomllib
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
@@ -33,6 +33,9 @@ class Settings(BaseModel):
 
     #: Fields that have no flag of this command.
     hidden: ClassVar[frozenset[str]] = frozenset()
+    #: Fields by the heading that `--help` shows them under, in this order. Those of no group come first, and names that
+    #: are no fields of this class are passed over.
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     log_level: LogLevel = Field("info", description="how much to log")
     log_format: LogFormat = Field("human", description="log lines for people or for machines")
@@ -48,17 +51,25 @@ class Settings(BaseModel):
 
     @classmethod
     def parser(cls, prog: str, positional: str | None = None) -> argparse.ArgumentParser:
-        parser = _Parser(prog=prog, description=(cls.__doc__ or "").strip(), allow_abbrev=False)
+        # Where there are so many that they are grouped, a list of all of them is no summary.
+        usage = f"{prog} [OPTION ...]{f' [{positional.upper()}]' if positional else ''}" if cls.groups else None
+        parser = _Parser(prog=prog, usage=usage, description=(cls.__doc__ or "").strip(), allow_abbrev=False)
         cls.add_arguments(parser, positional)
         return parser
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser, positional: str | None = None) -> None:
         parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with these settings")
-        for name, field in cls.model_fields.items():
-            if name in cls.hidden:
-                continue
-            _add_argument(parser, name, field, name == positional)
+        shown = [name for name in cls.model_fields if name not in cls.hidden]
+        grouped = {name for names in cls.groups.values() for name in names}
+        for name in shown:
+            if name not in grouped:
+                _add_argument(parser.add_argument, name, cls.model_fields[name], name == positional)
+        for title, names in cls.groups.items():
+            group = parser.add_argument_group(title)
+            for name in names:
+                if name in shown:
+                    _add_argument(group.add_argument, name, cls.model_fields[name], name == positional)
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> Self:
@@ -111,16 +122,16 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _add_argument(parser: argparse.ArgumentParser, name: str, field: FieldInfo, positional: bool) -> None:
+def _add_argument(add: Callable[..., object], name: str, field: FieldInfo, positional: bool) -> None:
     text = _help_text(field).replace("%", "%%")
     if positional:
-        parser.add_argument(name, nargs="?", default=argparse.SUPPRESS, help=text)
+        add(name, nargs="?", default=argparse.SUPPRESS, help=text)
     elif field.annotation is bool:
-        parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        add(_flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
     elif _is_list(field):
-        parser.add_argument(_flag(name), action="append", default=argparse.SUPPRESS, metavar="VALUE", help=text)
+        add(_flag(name), action="append", default=argparse.SUPPRESS, metavar="VALUE", help=text)
     else:
-        parser.add_argument(_flag(name), default=argparse.SUPPRESS, metavar=name.rpartition("_")[2].upper(), help=text)
+        add(_flag(name), default=argparse.SUPPRESS, metavar=name.rpartition("_")[2].upper(), help=text)
 
 
 def _help_text(field: FieldInfo) -> str:
