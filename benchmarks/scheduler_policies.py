@@ -10,6 +10,9 @@ prints it. The Azure traces are read from --data (github.com/Azure/AzurePublicDa
 
     python benchmarks/scheduler_policies.py run --data DIR --out runs.jsonl --workloads sharegpt --seeds 1 2 3
     python benchmarks/scheduler_policies.py table --out runs.jsonl
+    python benchmarks/scheduler_policies.py summary --out runs.jsonl
+
+`summary` has a line per policy and a column per workload: mean and P95 of the latency per token over those of FCFS.
 """
 
 import argparse
@@ -17,7 +20,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -253,16 +256,23 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, T_975.get(len(values) - 1, 2.2) * deviation / math.sqrt(len(values))
 
 
+#: Numbers by variant and seed.
 Group = dict[str, dict[int, dict[str, float]]]
+#: Groups by workload, protocol and chunk.
+Groups = dict[tuple[str, str, str], Group]
+
+
+def grouped(lines: Iterable[dict[str, object]]) -> Groups:
+    groups: Groups = {}
+    for row in lines:
+        group = groups.setdefault((str(row["workload"]), str(row["protocol"]), str(row["chunk"])), {})
+        numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+        group.setdefault(str(row["variant"]), {})[int(str(row["seed"]))] = numbers
+    return groups
 
 
 def table(options: argparse.Namespace) -> None:
-    groups: dict[tuple[object, ...], Group] = {}
-    for row in _lines(options.out):
-        group = groups.setdefault((row["workload"], row["protocol"], row["chunk"]), {})
-        numbers = {name: value for name, value in row.items() if isinstance(value, float)}
-        group.setdefault(str(row["variant"]), {})[int(str(row["seed"]))] = numbers
-    for (workload, protocol, chunk), group in sorted(groups.items(), key=str):
+    for (workload, protocol, chunk), group in sorted(grouped(_lines(options.out)).items(), key=str):
         print(f"\n**{workload}, {protocol}** (chunk {chunk}, {len(group['fcfs'])} seeds)\n")
         _print(group)
 
@@ -277,6 +287,36 @@ def _print(group: Group) -> None:
         ratios = [row["mean"] / group["fcfs"][seed]["mean"] for seed, row in rows.items()]
         ratio, half = interval(ratios)
         print(f"| {name} | {means} | {ratio:.3f}±{half:.3f} | {max(ratios):.3f} |")
+
+
+def summary(options: argparse.Namespace) -> None:
+    groups = grouped(_lines(options.out))
+    for protocol, chunk in sorted({(protocol, chunk) for _, protocol, chunk in groups}):
+        found = {
+            workload: groups[workload, protocol, chunk]
+            for workload in WORKLOADS
+            if (workload, protocol, chunk) in groups
+        }
+        print(f"\n**{protocol}** (chunk {chunk})\n")
+        print("\n".join(summary_lines(found)))
+
+
+def summary_lines(found: dict[str, Group]) -> list[str]:
+    """A table of `mean / P95` over FCFS, averaged over the seeds that both have; the number of seeds stands above."""
+    titles = [f"{workload} ({len(group['fcfs'])})" for workload, group in found.items()]
+    lines = [f"| mean / P95 over FCFS | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    for name in VARIANTS:
+        cells = [_over_fcfs(group, name) for group in found.values()]
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cell or '-' for cell in cells)} |")
+    return lines
+
+
+def _over_fcfs(group: Group, name: str) -> str:
+    """Empty while there is no seed."""
+    pairs = [(row, group["fcfs"][seed]) for seed, row in group.get(name, {}).items() if seed in group["fcfs"]]
+    ratios = [[row[column] / base[column] for row, base in pairs] for column in ("mean", "p95")]
+    return " / ".join(f"{interval(each)[0]:.2f}" for each in ratios) if pairs else ""
 
 
 def main() -> None:
@@ -296,7 +336,9 @@ def main() -> None:
     running.set_defaults(do=run)
     tabling = commands.add_parser("table")
     tabling.set_defaults(do=table)
-    for command in (running, tabling):
+    summing = commands.add_parser("summary")
+    summing.set_defaults(do=summary)
+    for command in (running, tabling, summing):
         command.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.do(options)

@@ -16,7 +16,7 @@ from .shared import legend_below, panels
 from .sheets import sheet, values
 from .study import Options, Report, Rows, Study, main
 
-SWAP_COMPUTE = (0.1, 0.4, 1.0, 2.0, 4.0)
+SWAP_COMPUTE = (0.1, 0.4, 1.0, 2.0, 4.0, 16.0, 64.0)
 ALPHAS = {"paper": "alpha 0.3 s", "alpha 10 s": "alpha 10 s"}
 SHORT = Case(kv_tokens=A100_40_TOKENS, host_tokens=1 << 17, rate=3.0, jobs=250)
 COLUMNS = ("mean", "p95", "jct", "ttft", "wait", "blocked", "gb_out", "gb_in", "recomputed")

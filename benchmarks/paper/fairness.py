@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 from matplotlib.figure import Figure as Plot
+from matplotlib.ticker import NullFormatter
 
 from .figure import Figure, Options, Report, Table, main
 from .intervals import interval
@@ -46,6 +47,7 @@ def report(options: Options, store: Store) -> Report:
 
 def _draw(quartiles: dict[str, dict[str, list[list[float]]]]) -> Plot:
     plot, axes = panels(1, len(SIDES), width=4.2, height=2.9)
+    axes[1].sharey(axes[0])
     for side, each in zip(SIDES, axes, strict=True):
         for index, order in enumerate(ORDERS):
             heights = [interval(values)[0] for values in quartiles[side][order]]
@@ -53,6 +55,8 @@ def _draw(quartiles: dict[str, dict[str, list[list[float]]]]) -> Plot:
             each.bar(places, heights, 0.15, color=COLOURS[order], label=LABELS[order])
         each.set_xticks(range(4), ["shortest", "", "", "longest"])
         each.set(title=f"by {side} length, quartiles", yscale="log")
+        each.yaxis.set_major_formatter("{x:g}")
+        each.yaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylabel("mean latency per token (s)")
     legend_below(plot, axes[0], 5)
     return plot
