@@ -1,4 +1,4 @@
-"""Where the time of a request went, told when it ends; the phases and buckets are vLLM's.
+"""Where the time of a request went, told when it ends; the phases are vLLM's, and so are the buckets but the finest.
 
     arrived ......... first runs ......... first token ......... ended
             queue              prefill                decode
@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from fastserve_scheduler.core.job import NEVER, Job
 from fastserve_scheduler.core.tally import Tally, TallySnapshot, in_ns
 
+#: vLLM's begin at 0.3 s, where a prefill and the queue of a scheduler that preempts are long over.
+FINE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2)
 TIME_BOUNDS_NS = in_ns(
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680
+    *FINE_S, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680
 )  # fmt: skip
 TOKEN_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 
