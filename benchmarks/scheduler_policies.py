@@ -12,7 +12,7 @@ prints it. The Azure traces are read from --data (github.com/Azure/AzurePublicDa
     python benchmarks/scheduler_policies.py table --out runs.jsonl
     python benchmarks/scheduler_policies.py summary --out runs.jsonl
 
-`summary` has a line per policy and a column per workload: mean and P95 of the latency per token over those of FCFS.
+`summary` has a line per policy and a column per workload: numbers (--columns) over those of FCFS.
 """
 
 import argparse
@@ -298,24 +298,24 @@ def summary(options: argparse.Namespace) -> None:
             if (workload, protocol, chunk) in groups
         }
         print(f"\n**{protocol}** (chunk {chunk})\n")
-        print("\n".join(summary_lines(found)))
+        print("\n".join(summary_lines(found, options.columns)))
 
 
-def summary_lines(found: dict[str, Group]) -> list[str]:
-    """A table of `mean / P95` over FCFS, averaged over the seeds that both have; the number of seeds stands above."""
+def summary_lines(found: dict[str, Group], columns: Sequence[str]) -> list[str]:
+    """A table of paired ratios to FCFS, averaged over the seeds that both have; the number of seeds stands above."""
     titles = [f"{workload} ({len(group['fcfs'])})" for workload, group in found.items()]
-    lines = [f"| mean / P95 over FCFS | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    lines = [f"| {' / '.join(columns)} over FCFS | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     for name in VARIANTS:
-        cells = [_over_fcfs(group, name) for group in found.values()]
+        cells = [_over_fcfs(group, name, columns) for group in found.values()]
         if any(cells):
             lines.append(f"| {name} | {' | '.join(cell or '-' for cell in cells)} |")
     return lines
 
 
-def _over_fcfs(group: Group, name: str) -> str:
+def _over_fcfs(group: Group, name: str, columns: Sequence[str]) -> str:
     """Empty while there is no seed."""
     pairs = [(row, group["fcfs"][seed]) for seed, row in group.get(name, {}).items() if seed in group["fcfs"]]
-    ratios = [[row[column] / base[column] for row, base in pairs] for column in ("mean", "p95")]
+    ratios = [[row[column] / base[column] for row, base in pairs] for column in columns]
     return " / ".join(f"{interval(each)[0]:.2f}" for each in ratios) if pairs else ""
 
 
@@ -337,6 +337,7 @@ def main() -> None:
     tabling = commands.add_parser("table")
     tabling.set_defaults(do=table)
     summing = commands.add_parser("summary")
+    summing.add_argument("--columns", nargs="+", default=["mean", "p95"], choices=list(Measured.__dataclass_fields__))
     summing.set_defaults(do=summary)
     for command in (running, tabling, summing):
         command.add_argument("--out", type=Path, required=True)

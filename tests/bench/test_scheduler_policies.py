@@ -31,9 +31,11 @@ def test_a_policy_is_compared_with_fcfs_seed_by_seed(policies: ModuleType) -> No
             row("agents", "fcfs", 1, 1.0, 1.0),
         ]
     )
-    lines = policies.summary_lines({name: groups[name, "overload", "512"] for name in ("alpaca", "agents")})
+    lines = policies.summary_lines(
+        {name: groups[name, "overload", "512"] for name in ("alpaca", "agents")}, ("mean", "p95")
+    )
     assert lines == [
-        "| mean / P95 over FCFS | alpaca (2) | agents (1) |",
+        "| mean / p95 over FCFS | alpaca (2) | agents (1) |",
         "|---|---|---|",
         "| fcfs | 1.00 / 1.00 | 1.00 / 1.00 |",
         "| las | 0.38 / 0.50 | - |",
