@@ -14,7 +14,16 @@ import pytest
 import redis.exceptions
 
 from fastserve_common.buckets import Draw, Drawn
-from fastserve_common.state import LEASE_TTL_S, RedisState, SqliteState, StateError, StateStore, membership, open_state
+from fastserve_common.state import (
+    LEASE_TTL_S,
+    Occupied,
+    RedisState,
+    SqliteState,
+    StateError,
+    StateStore,
+    membership,
+    open_state,
+)
 
 TTL_S = 0.3
 
@@ -199,6 +208,61 @@ async def test_of_many_that_draw_at_once_as_many_get_as_there_is(store: StateSto
     assert 5 <= sum(d.granted for d in drawn) <= 5 + num_filled
 
 
+async def test_what_is_saved_is_found_by_others_until_it_is_replaced(store: StateStore, other: StateStore) -> None:
+    assert await store.saved("n") is None
+    assert await store.save("n", '{"ünïcode": 1}', 7)
+    assert await other.saved("n") == '{"ünïcode": 1}'
+    assert await other.save("n", "", 7), "whoever wrote it may write again"
+    assert await store.saved("n") == "", "nothing is something"
+    assert await store.saved("m") is None
+
+
+async def test_whoever_is_behind_does_not_save_over_those_who_are_ahead(store: StateStore, other: StateStore) -> None:
+    """A scheduler that has lost the lead, and does not know it yet."""
+    assert await other.save("n", "new", 1_790_000_001)
+    assert not await store.save("n", "old", 1_790_000_000)
+    assert await store.saved("n") == "new"
+    assert await store.save("n", "newer", 1_790_000_002)
+    assert await other.saved("n") == "newer"
+
+
+async def test_places_are_shared_by_all_holders(store: StateStore, other: StateStore) -> None:
+    assert await store.occupy("key", "a", 0, 2, 3, 60) == Occupied(True, 2)
+    assert await other.occupy("key", "b", 0, 2, 3, 60) == Occupied(False, 2), "all of them or none"
+    assert await other.occupy("key", "b", 0, 1, 3, 60) == Occupied(True, 3)
+    assert await store.occupy("key", "a", 2, 1, 3, 60) == Occupied(False, 3)
+    assert await other.occupy("another", "b", 0, 3, 3, 60) == Occupied(True, 3)
+    assert await store.occupy("key", "a", 1, 0, 3, 60) == Occupied(True, 2), "one was given back"
+    assert await other.occupy("key", "b", 1, 1, 3, 60) == Occupied(True, 3)
+    assert await other.occupy("key", "b", 0, 0, 3, 60) == Occupied(True, 1)
+    assert await store.occupy("key", "a", 0, 0, 3, 60) == Occupied(True, 0)
+
+
+async def test_what_a_holder_says_is_the_truth_also_for_a_store_that_forgot(store: StateStore) -> None:
+    assert await store.occupy("key", "a", 5, 0, 3, 60) == Occupied(True, 5), "more than the limit, which was lowered"
+    assert await store.occupy("key", "b", 0, 1, 3, 60) == Occupied(False, 5)
+    assert await store.occupy("key", "a", 2, 0, 3, 60) == Occupied(True, 2)
+    assert await store.occupy("key", "b", 0, 1, 3, 60) == Occupied(True, 3)
+
+
+async def test_the_places_of_a_holder_that_is_gone_are_free_again(store: StateStore, other: StateStore) -> None:
+    assert (await store.occupy("key", "gone", 0, 3, 3, TTL_S)).granted
+    await store.occupy("key", "lives", 0, 0, 3, 60)
+
+    async def granted() -> bool:
+        return (await other.occupy("key", "b", 0, 3, 3, 60)).granted
+
+    await until(granted)
+    assert not (await store.occupy("key", "gone", 0, 1, 3, 60)).granted
+
+
+async def test_of_many_that_want_a_place_at_once_as_many_get_one_as_there_are(
+    store: StateStore, other: StateStore
+) -> None:
+    tries = [(store if n % 2 else other).occupy("key", str(n), 0, 1, 5, 60) for n in range(20)]
+    assert sum(occupied.granted for occupied in await asyncio.gather(*tries)) == 5
+
+
 async def test_buckets_fill_by_the_clock_of_the_server(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store, ahead = open_state(redis_url), open_state(redis_url)
     all_of_it = Draw("requests", per_min=2, cost=2)
@@ -277,6 +341,15 @@ class Flaky:
 
     async def draw(self, owner: str, draws: Sequence[Draw]) -> Drawn:
         return Drawn(True, (), 0.0)
+
+    async def occupy(self, owner: str, holder: str, held: int, more: int, limit: int, ttl_s: float) -> Occupied:
+        return Occupied(True, held + more)
+
+    async def save(self, name: str, value: str, version: int) -> bool:
+        return True
+
+    async def saved(self, name: str) -> str | None:
+        return None
 
     async def close(self) -> None:
         return None

@@ -14,10 +14,11 @@ from urllib.parse import urlparse
 from fastserve_common.settings import SettingsError
 from fastserve_common.state.redis_store import RedisState
 from fastserve_common.state.sqlite import SqliteState
-from fastserve_common.state.store import LEASE_TTL_S, StateError, StateStore
+from fastserve_common.state.store import LEASE_TTL_S, Occupied, StateError, StateStore
 
 __all__ = [
     "LEASE_TTL_S",
+    "Occupied",
     "RedisState",
     "SqliteState",
     "StateError",

@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from fastserve_common.buckets import Draw, Drawn
-from fastserve_common.state.store import LEASE_TTL_S, StateError
+from fastserve_common.state.store import LEASE_TTL_S, Occupied, StateError
 
 #: A Redis that is silent for so long is away.
 _TIMEOUT_S = 2.0
@@ -73,6 +73,30 @@ redis.call('HSET', KEYS[1], 'at', now_ms)
 redis.call('PEXPIRE', KEYS[1], 60000)
 return {granted, unpack(levels)}
 """
+# A hash of its owner's holders: "held expiry". It goes with the last of them.
+_OCCUPY = """
+local now = redis.call('TIME')
+local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+local held, more, limit, ttl_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local others, said = 0, redis.call('HGETALL', KEYS[1])
+for i = 1, #said, 2 do
+  local theirs, until_ms = string.match(said[i + 1], '(%d+) (%d+)')
+  if tonumber(until_ms) <= now_ms then redis.call('HDEL', KEYS[1], said[i])
+  elseif said[i] ~= ARGV[1] then others = others + tonumber(theirs) end
+end
+local granted = more == 0 or others + held + more <= limit
+local mine = granted and held + more or held
+if mine > 0 then
+  redis.call('HSET', KEYS[1], ARGV[1], string.format('%d %.0f', mine, now_ms + ttl_ms))
+  redis.call('PEXPIRE', KEYS[1], ttl_ms)
+else redis.call('HDEL', KEYS[1], ARGV[1]) end
+return {granted and 1 or 0, others + mine}
+"""
+_SAVE = """
+if tonumber(redis.call('HGET', KEYS[1], 'version') or '0') > tonumber(ARGV[2]) then return 0 end
+redis.call('HSET', KEYS[1], 'value', ARGV[1], 'version', ARGV[2])
+return 1
+"""
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
@@ -100,6 +124,8 @@ class RedisState:
         self._acquire = self._redis.register_script(_ACQUIRE)
         self._release = self._redis.register_script(_RELEASE)
         self._draw = self._redis.register_script(_DRAW)
+        self._occupy = self._redis.register_script(_OCCUPY)
+        self._save = self._redis.register_script(_SAVE)
 
     @contextlib.asynccontextmanager
     async def _errors(self) -> AsyncIterator[None]:
@@ -150,6 +176,21 @@ class RedisState:
         levels = tuple(float(level) for level in left)
         waits_s = [0.0 if granted else d.until_enough_s(level) for d, level in zip(draws, levels, strict=True)]
         return Drawn(bool(granted), levels, max(waits_s, default=0.0))
+
+    async def occupy(self, owner: str, holder: str, held: int, more: int, limit: int, ttl_s: float) -> Occupied:
+        args = [holder, held, more, limit, int(ttl_s * 1000)]
+        async with self._errors():
+            granted, taken = await self._occupy(keys=[f"fastserve:places:{owner}"], args=args)
+        return Occupied(bool(granted), int(taken))
+
+    async def save(self, name: str, value: str, version: int) -> bool:
+        async with self._errors():
+            return bool(await self._save(keys=[f"fastserve:note:{name}"], args=[value, version]))
+
+    async def saved(self, name: str) -> str | None:
+        async with self._errors():
+            value = await self._redis.hget(f"fastserve:note:{name}", "value")
+        return None if value is None else str(value)
 
     async def close(self) -> None:
         await self._redis.aclose()

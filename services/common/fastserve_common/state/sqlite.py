@@ -1,16 +1,17 @@
 """One SQLite file, for the processes of one machine."""
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from fastserve_common.buckets import Draw, Drawn, draw
-from fastserve_common.state.store import LEASE_TTL_S, StateError
+from fastserve_common.state.store import LEASE_TTL_S, Occupied, StateError
 
 #: How long a process waits for another one's write to the file.
 _BUSY_TIMEOUT_S = 5.0
@@ -22,6 +23,8 @@ CREATE TABLE IF NOT EXISTS members (role TEXT, member TEXT, info TEXT, expires_s
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER);
 CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, owner TEXT, expires_s REAL);
 CREATE TABLE IF NOT EXISTS buckets (owner TEXT PRIMARY KEY, levels TEXT, at_s REAL);
+CREATE TABLE IF NOT EXISTS places (owner TEXT, holder TEXT, held INTEGER, expires_s REAL, PRIMARY KEY (owner, holder));
+CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT, version INTEGER);
 """
 
 
@@ -102,23 +105,59 @@ class SqliteState:
     async def draw(self, owner: str, draws: Sequence[Draw]) -> Drawn:
         return await self._call(lambda db: _draw(db, owner, draws))
 
+    async def occupy(self, owner: str, holder: str, held: int, more: int, limit: int, ttl_s: float) -> Occupied:
+        return await self._call(lambda db: _occupy(db, owner, holder, held, more, limit, ttl_s))
+
+    async def save(self, name: str, value: str, version: int) -> bool:
+        query = (
+            "INSERT INTO notes VALUES (?1, ?2, ?3) ON CONFLICT (name) DO UPDATE SET value = ?2, version = ?3 "
+            "WHERE version <= ?3 RETURNING version"
+        )
+        return bool(await self._call(lambda db: db.execute(query, (name, value, version)).fetchall()))
+
+    async def saved(self, name: str) -> str | None:
+        query = "SELECT value FROM notes WHERE name = ?"
+        row = await self._call(lambda db: db.execute(query, (name,)).fetchone())
+        return None if row is None else str(row[0])
+
     async def close(self) -> None:
         self._closed = True
         await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)
         self._thread.shutdown()
 
 
-def _draw(db: sqlite3.Connection, owner: str, draws: Sequence[Draw]) -> Drawn:
+@contextlib.contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Nobody writes in between."""
     db.execute("BEGIN IMMEDIATE")
     try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def _draw(db: sqlite3.Connection, owner: str, draws: Sequence[Draw]) -> Drawn:
+    with _transaction(db):
         now_s = time.time()
         found = db.execute("SELECT levels, at_s FROM buckets WHERE owner = ?", (owner,)).fetchone()
         levels, at_s = (json.loads(found[0]), found[1]) if found else ({}, now_s)
         drawn = draw(draws, levels, now_s - at_s)
         left = {d.name: level for d, level in zip(draws, drawn.levels, strict=True)}
         db.execute("INSERT OR REPLACE INTO buckets VALUES (?, ?, ?)", (owner, json.dumps(left), now_s))
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
     return drawn
+
+
+def _occupy(
+    db: sqlite3.Connection, owner: str, holder: str, held: int, more: int, limit: int, ttl_s: float
+) -> Occupied:
+    with _transaction(db):
+        now_s = time.time()
+        db.execute("DELETE FROM places WHERE owner = ?1 AND (expires_s <= ?2 OR holder = ?3)", (owner, now_s, holder))
+        others = db.execute("SELECT coalesce(sum(held), 0) FROM places WHERE owner = ?", (owner,)).fetchone()[0]
+        granted = more == 0 or others + held + more <= limit
+        mine = held + more if granted else held
+        if mine:
+            db.execute("INSERT INTO places VALUES (?, ?, ?, ?)", (owner, holder, mine, now_s + ttl_s))
+    return Occupied(granted, others + mine)

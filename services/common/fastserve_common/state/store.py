@@ -1,6 +1,7 @@
 """What a state store offers, whichever it is."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from fastserve_common.buckets import Draw, Drawn
@@ -11,6 +12,14 @@ LEASE_TTL_S = 3.0
 
 class StateError(Exception):
     """The store cannot be reached or answered with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    """`taken`: places of the owner that all holders have now, after the call."""
+
+    granted: bool
+    taken: int
 
 
 class StateStore(Protocol):
@@ -38,5 +47,18 @@ class StateStore(Protocol):
 
     async def draw(self, owner: str, draws: Sequence[Draw]) -> Drawn:
         """Take of the buckets of `owner`, all or nothing, by the store's clock. Full when nobody drew for a minute."""
+
+    async def occupy(self, owner: str, holder: str, held: int, more: int, limit: int, ttl_s: float) -> Occupied:
+        """`holder` says how many places of `owner` it holds, and asks for `more`: all of them or none.
+
+        Granted when all holders together have no more than `limit` then. What a holder said last counts, and is
+        forgotten `ttl_s` later: who holds anything must say so again before. `more` 0 is always granted.
+        """
+
+    async def save(self, name: str, value: str, version: int) -> bool:
+        """Keep `value` until another one is saved. False, and nothing changes, if there is one of a higher version."""
+
+    async def saved(self, name: str) -> str | None:
+        """What was saved last; None when nothing was, or the store was wiped since."""
 
     async def close(self) -> None: ...
