@@ -14,10 +14,11 @@ from fastserve.v1 import inference_pb2
 from fastserve_common.buckets import Draw, Drawn
 from fastserve_common.errors import RETRY_AFTER_METADATA
 from fastserve_common.state import StateError
-from fastserve_gateway import quota
+from fastserve_gateway import shared
 from fastserve_gateway.metrics import Metrics
-from fastserve_gateway.quota import PAUSE_S, Quotas
+from fastserve_gateway.quota import Quotas
 from fastserve_gateway.server import running
+from fastserve_gateway.shared import PAUSE_S, SharedCounts
 
 from .rig import Rig, rig
 
@@ -99,7 +100,7 @@ async def test_grpc_draws_from_the_same_bucket_and_says_when_to_come_back(tmp_pa
 
 
 async def test_without_limits_the_store_is_not_asked(tmp_path: Path) -> None:
-    quotas = Quotas(Deaf(), Metrics("m"), requests_per_min=0, tokens_per_min=0)
+    quotas = Quotas(SharedCounts(Deaf()), Metrics("m"), requests_per_min=0, tokens_per_min=0)
     assert await quotas.take(5) is None
     async with rig(tmp_path) as r:
         assert not [name for name in (await r.complete()).headers if name.startswith("x-ratelimit")]
@@ -127,10 +128,10 @@ class Deaf:
 async def test_while_the_store_is_away_everybody_is_let_through(
     error: StateError | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota, "ASK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(shared, "ASK_TIMEOUT_S", 0.01)
     now_s = 100.0
     store, metrics = Deaf(error), Metrics("m")
-    quotas = Quotas(store, metrics, requests_per_min=1, tokens_per_min=1, clock_s=lambda: now_s)
+    quotas = Quotas(SharedCounts(store, lambda: now_s), metrics, requests_per_min=1, tokens_per_min=1)
     for _ in range(3):
         assert await quotas.take(5) is None
     assert store.asked == 1, "a store that is away is not waited for by every request"

@@ -71,7 +71,7 @@ class Metrics:
         for limit in LIMITS:
             self._rejections.labels(**self._labels, reason=limit)
         self.quota_unchecked = self._counter(
-            "rate_limit_unchecked", "Requests let through because the state store did not answer"
+            "rate_limit_unchecked", "Limits of a key left unchecked because the state store did not answer"
         )
         self._http = self._counter_family("http_requests", "HTTP requests answered", "path", "status")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended answers")

@@ -1,31 +1,14 @@
-"""What one API key may ask for in a minute, over all gateways: token buckets in the state store, one call per request.
+"""What one API key may ask for in a minute, over all gateways: token buckets in the state store, one call a request."""
 
-The store is no judge of whether a model may serve: while it is away, or slow, requests are let through.
-"""
-
-import asyncio
-import logging
-import time
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastserve_common.buckets import Draw, Drawn
 from fastserve_common.errors import ResourceExhaustedError
-from fastserve_common.state import StateError, StateStore
 from fastserve_gateway.metrics import Metrics
-
-log = logging.getLogger(__name__)
+from fastserve_gateway.shared import SharedCounts, caller
 
 REQUESTS, TOKENS = "requests", "tokens"
-
-#: The longest that a request waits for the store.
-ASK_TIMEOUT_S = 0.5
-#: A store that did not answer is not asked again for so long.
-PAUSE_S = 1.0
-
-#: Whose request this is: what `KeyCheck.check` returned. All callers without a key are one.
-caller: ContextVar[str] = ContextVar("caller", default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +44,11 @@ class QuotaExceededError(ResourceExhaustedError):
 class Quotas:
     """0: no limit."""
 
-    def __init__(
-        self,
-        store: StateStore,
-        metrics: Metrics,
-        *,
-        requests_per_min: int,
-        tokens_per_min: int,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._store = store
+    def __init__(self, shared: SharedCounts, metrics: Metrics, *, requests_per_min: int, tokens_per_min: int) -> None:
+        self._shared = shared
         self._metrics = metrics
         self._requests_per_min = requests_per_min
         self._tokens_per_min = tokens_per_min
-        self._clock_s = clock_s
-        self._ask_again_s = 0.0
 
     async def take(self, num_tokens: int) -> Quota | None:
         """For one request of the `caller`; None: there is no limit, or nobody to ask. Raises QuotaExceededError.
@@ -85,7 +58,8 @@ class Quotas:
         draws = self._draws(num_tokens)
         if not draws:
             return None
-        drawn = await self._draw(draws)
+        owner = caller.get()
+        drawn = await self._shared.ask(lambda store: store.draw(owner, draws))
         if drawn is None:
             self._metrics.quota_unchecked.inc()
             return None
@@ -98,16 +72,3 @@ class Quotas:
     def _draws(self, num_tokens: int) -> tuple[Draw, ...]:
         asked = ((REQUESTS, self._requests_per_min, 1), (TOKENS, self._tokens_per_min, num_tokens))
         return tuple(Draw(name, per_min, min(cost, per_min)) for name, per_min, cost in asked if per_min)
-
-    async def _draw(self, draws: tuple[Draw, ...]) -> Drawn | None:
-        if self._clock_s() < self._ask_again_s:
-            return None
-        try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                return await self._store.draw(caller.get(), draws)
-        except (StateError, TimeoutError) as error:
-            self._ask_again_s = self._clock_s() + PAUSE_S
-            log.warning(
-                "rate limits are not checked, the state store does not answer: %s", error or "no answer in time"
-            )
-            return None

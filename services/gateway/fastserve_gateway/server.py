@@ -21,12 +21,14 @@ from fastserve_gateway.engine.events import ClusterView
 from fastserve_gateway.engine.link import SchedulerLink
 from fastserve_gateway.http.app import build_app
 from fastserve_gateway.http.protocol import LimitedHttpProtocol
+from fastserve_gateway.in_flight import InFlight
 from fastserve_gateway.keys import KeyCheck, KeyFile
 from fastserve_gateway.metrics import Metrics
 from fastserve_gateway.quota import Quotas
 from fastserve_gateway.rpc.interceptors import EdgeInterceptor
 from fastserve_gateway.rpc.service import SERVICE_NAMES, InferenceService
 from fastserve_gateway.settings import GatewaySettings
+from fastserve_gateway.shared import SharedCounts
 from fastserve_gateway.text.model import TextModel
 
 log = logging.getLogger(__name__)
@@ -87,13 +89,17 @@ async def running(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         link = SchedulerLink(
             store, gateway_id, reconnect_timeout_s=settings.reconnect_timeout, on_change=health.on_change
         )
+        shared = SharedCounts(store)
         quotas = Quotas(
-            store,
+            shared,
             metrics,
             requests_per_min=settings.rate_limit_requests_per_min,
             tokens_per_min=settings.rate_limit_tokens_per_min,
         )
-        engine = Engine(settings, text, link, metrics, quotas)
+        in_flight = InFlight(shared, metrics, gateway_id, limit=settings.max_concurrent_requests_per_key)
+        stack.push_async_callback(in_flight.tell)
+        await _background(in_flight.run(), stack)
+        engine = Engine(settings, text, link, metrics, quotas, in_flight)
         http_socket = stack.enter_context(contextlib.closing(_listen(settings.host, settings.port)))
         http_port = http_socket.getsockname()[1]
         grpc_port = await _start_grpc(settings, engine, keys, health, stack)

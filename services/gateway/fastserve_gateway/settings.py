@@ -42,6 +42,9 @@ class GatewaySettings(ClusterSettings):
     max_concurrent_requests: int = Field(
         4096, ge=1, description="answers in progress at once (n counts n); more are refused with 429"
     )
+    max_concurrent_requests_per_key: int = Field(
+        0, ge=0, description="answers of one API key in progress at once, over all gateways; 0: no limit"
+    )
     rate_limit_requests_per_min: int = Field(
         0, ge=0, description="requests that one API key may make in a minute, over all gateways; 0: no limit"
     )

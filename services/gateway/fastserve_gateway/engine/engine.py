@@ -9,6 +9,7 @@ from fastserve_gateway.codec import DEFAULT_RETRY_MS
 from fastserve_gateway.engine.events import ClusterView
 from fastserve_gateway.engine.link import SchedulerLink
 from fastserve_gateway.engine.session import Session
+from fastserve_gateway.in_flight import InFlight
 from fastserve_gateway.metrics import Metrics
 from fastserve_gateway.quota import Quotas
 from fastserve_gateway.request import GenerationRequest, RequestBuilder, RequestFields
@@ -20,7 +21,13 @@ DRAINING = "the gateway is shutting down"
 
 class Engine:
     def __init__(
-        self, settings: GatewaySettings, text: TextModel, link: SchedulerLink, metrics: Metrics, quotas: Quotas
+        self,
+        settings: GatewaySettings,
+        text: TextModel,
+        link: SchedulerLink,
+        metrics: Metrics,
+        quotas: Quotas,
+        in_flight: InFlight,
     ) -> None:
         self.settings = settings
         self.text = text
@@ -33,6 +40,7 @@ class Engine:
         )
         self._link = link
         self._quotas = quotas
+        self._in_flight = in_flight
         self._sessions: dict[str, Session] = {}
         self._num_answers = 0
         self._idle = asyncio.Event()
@@ -87,7 +95,9 @@ class Engine:
         return request if quota is None else replace(request, quota=quota)
 
     def open(self, request: GenerationRequest) -> Session:
-        """A session to enter. Raises UnavailableError, AlreadyExistsError, ResourceExhaustedError."""
+        """A session to enter, by the caller's own task; entering raises TooManyInFlightError. Raises UnavailableError,
+        AlreadyExistsError, ResourceExhaustedError.
+        """
         self._check_available()
         if request.request_id in self._sessions:
             raise AlreadyExistsError(f"a request with the id {request.request_id} is in progress")
@@ -104,6 +114,7 @@ class Engine:
             self.metrics,
             max_buffered_tokens=self.settings.max_buffered_tokens,
             timeout_s=self.settings.request_timeout,
+            places=self._in_flight.places(request.num_answers),
             on_close=lambda: self._closed(request),
         )
         self._sessions[request.request_id] = session

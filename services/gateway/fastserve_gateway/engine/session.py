@@ -34,6 +34,7 @@ from fastserve_gateway.engine.events import (
 from fastserve_gateway.engine.link import SchedulerLink
 from fastserve_gateway.engine.sequence import Sequence
 from fastserve_gateway.engine.span import RequestSpan
+from fastserve_gateway.in_flight import Places
 from fastserve_gateway.metrics import Metrics
 from fastserve_gateway.request import GenerationRequest
 from fastserve_gateway.text.answer import AnswerText
@@ -60,6 +61,7 @@ class Session:
         *,
         max_buffered_tokens: int,
         timeout_s: float,
+        places: Places,
         on_close: Callable[[], None],
     ) -> None:
         self.request = request
@@ -69,8 +71,10 @@ class Session:
         self._metrics = metrics
         self._max_buffered_tokens = max_buffered_tokens
         self._timeout_s = timeout_s
+        self._places = places
         self._on_close = on_close
         self._span = RequestSpan.begin(request)
+        self._begun = False
         self._answers: list[Answer] = []
         self._inbox: deque[tuple[Answer, AnswerEvent]] = deque()
         self._buffered_tokens = 0
@@ -84,6 +88,10 @@ class Session:
         request_id.set(self.request.request_id)
         log.debug("a request begins", extra={"answers": self.request.num_answers})
         try:
+            await self._places.take()
+            if self._failure is not None:
+                raise self._failure
+            self._begun = True
             for index in range(self.request.num_answers):
                 self._answers.append(self._start(index))
         except BaseException:
@@ -109,6 +117,7 @@ class Session:
             self._metrics.request_longest_answer.observe(longest)
         if self._timer is not None:
             self._timer.cancel()
+        self._places.give_back()
         self._on_close()
 
     def _set_timer(self, delay_s: float, action: Callable[[], None]) -> None:
@@ -183,7 +192,7 @@ class Session:
 
     def fail(self, error: FastServeError, outcome: str) -> None:
         """End the request with an error; the first one counts. What is unfinished is cancelled at once."""
-        if self._failure is None and not self.done():
+        if self._failure is None and not (self._begun and self.done()):
             self._failure = error
             self._inbox.clear()
             self._cancel_open(outcome)

@@ -18,6 +18,7 @@ from fastserve_common.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from fastserve_gateway.in_flight import TooManyInFlightError
 from fastserve_gateway.quota import QuotaExceededError
 from fastserve_gateway.request import ContextLengthError, ModelNotFoundError
 
@@ -67,6 +68,7 @@ _KINDS: tuple[tuple[type[FastServeError], _Kind], ...] = (
     (NotFoundError, _Kind(404, "invalid_request_error", "not_found")),
     (UnauthenticatedError, _Kind(401, "authentication_error", "invalid_api_key")),
     (QuotaExceededError, _Kind(429, "rate_limit_error", "rate_limit_exceeded")),
+    (TooManyInFlightError, _Kind(429, "rate_limit_error", "rate_limit_exceeded")),
     (ResourceExhaustedError, _Kind(429, "rate_limit_error", "overloaded")),
     (AbortedError, _Kind(499, "aborted_error", "aborted")),
     (UnavailableError, _Kind(503, "unavailable_error", "unavailable")),

@@ -24,7 +24,7 @@ from fastserve_gateway.http.page_files import PAGE_PATHS
 from fastserve_gateway.keys import KeyCheck
 from fastserve_gateway.limits import BODY_TIMEOUT_S, MAX_REQUEST_ID_CHARS
 from fastserve_gateway.metrics import Metrics
-from fastserve_gateway.quota import caller
+from fastserve_gateway.shared import caller
 
 REQUEST_ID_HEADER = "x-request-id"
 

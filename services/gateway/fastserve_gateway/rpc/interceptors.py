@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from fastserve_common.errors import FastServeError, InvalidArgumentError, UnauthenticatedError
 from fastserve_common.tracing import TRACEPARENT, incoming
 from fastserve_gateway.keys import KeyCheck
-from fastserve_gateway.quota import caller
+from fastserve_gateway.shared import caller
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
