@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import grpc
@@ -55,8 +56,8 @@ async def _call(source: Source, order: Order) -> Lines:
 def _parser() -> Parser:
     parser = Parser(
         prog="fastserve ctl",
-        description="See and change a running scheduler. Changes last until another scheduler leads; to keep them, "
-        "start it with the flags of the same names.",
+        description="See and change a running scheduler. Changes count over its flags of the same names, also when "
+        "another scheduler leads, until they are reset.",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--scheduler", metavar="HOST:PORT", help="of this scheduler")
@@ -76,6 +77,8 @@ def _parser() -> Parser:
     command("get", "show the settings that can be changed", lambda args: _get)
     setting = command("set", "change settings, all or none", lambda args: _set(args.settings, args.reason))
     setting.add_argument("settings", nargs="+", metavar="NAME=VALUE", help="such as alpha_ms=5000 policy=fcfs")
+    reset = command("reset", "take changes back", lambda args: _reset(args.names, args.reason))
+    reset.add_argument("names", nargs="*", metavar="NAME", help="such as alpha_ms (default: all that was changed)")
     command("drain", "refuse new requests, let the others finish", lambda args: _drain(args.reason))
     command("resume", "accept requests again", lambda args: _resume(args.reason))
     jobs = command("jobs", "list the requests in progress, the oldest first", lambda args: _jobs(args.limit))
@@ -90,8 +93,24 @@ def _parser() -> Parser:
 async def _get(stub: "rpc.AdminAsyncStub") -> Lines:
     answer = await stub.GetConfig(pb.GetConfigRequest(), timeout=CALL_TIMEOUT_S)
     state = "draining" if answer.draining else "accepting requests"
-    changed = f"changed {answer.revision} times since this scheduler leads" if answer.revision else "as started"
-    return [*_listed(answer.config), f"# {state}, {changed}"]
+    if answer.revision:
+        changed = f"changed {answer.revision} times since this scheduler leads"
+    else:
+        changed = "as another scheduler was told" if answer.overrides else "as started"
+    overrides = [_told(entry, answer.configured) for entry in answer.overrides]
+    return [*_listed(answer.config), *overrides, *_unsaved(answer.not_saved), f"# {state}, {changed}"]
+
+
+def _told(entry: pb.ConfigOverride, configured: pb.SchedulingConfig) -> str:
+    """By whom a setting was changed, and what it would be without."""
+    when = datetime.fromtimestamp(entry.changed_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    before = _shown(getattr(configured, entry.name)) if entry.name in _FIELDS else "?"
+    why = f": {entry.reason}" if entry.reason else ""
+    return f"# {entry.name} was changed {when} by {entry.peer}{why} (started with {before})"
+
+
+def _unsaved(why: str) -> Lines:
+    return [f"# applied, not saved: another scheduler would not know of it as yet ({why})"] if why else []
 
 
 def _listed(config: pb.SchedulingConfig) -> Lines:
@@ -109,14 +128,35 @@ def _set(settings: Sequence[str], reason: str) -> Order:
 
     async def order(stub: "rpc.AdminAsyncStub") -> Lines:
         request = pb.UpdateConfigRequest(config=config, update_mask=FieldMask(paths=names), reason=reason)
-        return _listed((await stub.UpdateConfig(request, timeout=CALL_TIMEOUT_S)).config)
+        answer = await stub.UpdateConfig(request, timeout=CALL_TIMEOUT_S)
+        return [*_listed(answer.config), *_unsaved(answer.not_saved)]
 
     return order
 
 
+def _reset(names: Sequence[str], reason: str) -> Order:
+    """Raises SettingsError for what no scheduler could be told."""
+    known = [_name(name) for name in names]
+    for name, given in zip(known, names, strict=True):
+        if name not in _FIELDS:
+            raise SettingsError(f"reset: expected some of {', '.join(_FIELDS)} (got {given!r})")
+
+    async def order(stub: "rpc.AdminAsyncStub") -> Lines:
+        request = pb.ResetConfigRequest(reset_mask=FieldMask(paths=known), reason=reason)
+        answer = await stub.ResetConfig(request, timeout=CALL_TIMEOUT_S)
+        return [*_listed(answer.config), *_unsaved(answer.not_saved)]
+
+    return order
+
+
+def _name(given: str) -> str:
+    """Of a setting, also when it is written like its flag."""
+    return given.strip().removeprefix("--").replace("-", "_")
+
+
 def _put(config: pb.SchedulingConfig, setting: str) -> str:
     name, equals, value = setting.partition("=")
-    name = name.strip().removeprefix("--").replace("-", "_")
+    name = _name(name)
     field = _FIELDS.get(name)
     if field is None or not equals:
         raise SettingsError(f"set: expected NAME=VALUE with one of {', '.join(_FIELDS)} (got {setting!r})")

@@ -97,25 +97,71 @@ class GetConfigResponse(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    OVERRIDES_FIELD_NUMBER: _builtins.int
+    CONFIGURED_FIELD_NUMBER: _builtins.int
+    NOT_SAVED_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """How often it was changed since this scheduler leads."""
     draining: _builtins.bool
+    not_saved: _builtins.str
+    """Why a takeover or restart would lose changes; empty: it would not."""
     @_builtins.property
     def config(self) -> Global___SchedulingConfig: ...
+    @_builtins.property
+    def overrides(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfigOverride]:
+        """Fields of `config` that were changed here, by name."""
+
+    @_builtins.property
+    def configured(self) -> Global___SchedulingConfig:
+        """What this scheduler was started with."""
+
     def __init__(
         self,
         *,
         config: Global___SchedulingConfig | None = ...,
         revision: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        overrides: _abc.Iterable[Global___ConfigOverride] | None = ...,
+        configured: Global___SchedulingConfig | None = ...,
+        not_saved: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "configured", b"configured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "draining", b"draining", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "configured", b"configured", "draining", b"draining", "not_saved", b"not_saved", "overrides", b"overrides", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetConfigResponse: _TypeAlias = GetConfigResponse  # noqa: Y015
+
+@_typing.final
+class ConfigOverride(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CHANGED_S_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Of a field of SchedulingConfig."""
+    peer: _builtins.str
+    """Who changed it, why as they said, and when in seconds since 1970."""
+    reason: _builtins.str
+    changed_s: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        changed_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_s", b"changed_s", "name", b"name", "peer", b"peer", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfigOverride: _TypeAlias = ConfigOverride  # noqa: Y015
 
 @_typing.final
 class UpdateConfigRequest(_message.Message):
@@ -153,7 +199,12 @@ class UpdateConfigResponse(_message.Message):
 
     CONFIG_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    NOT_SAVED_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
+    not_saved: _builtins.str
+    """The change holds from now on. Not empty: why a takeover or restart would lose it as yet. It is saved as soon as the
+    state store can be reached.
+    """
     @_builtins.property
     def config(self) -> Global___SchedulingConfig: ...
     def __init__(
@@ -161,14 +212,41 @@ class UpdateConfigResponse(_message.Message):
         *,
         config: Global___SchedulingConfig | None = ...,
         revision: _builtins.int = ...,
+        not_saved: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "not_saved", b"not_saved", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateConfigResponse: _TypeAlias = UpdateConfigResponse  # noqa: Y015
+
+@_typing.final
+class ResetConfigRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESET_MASK_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """For the audit log."""
+    @_builtins.property
+    def reset_mask(self) -> _field_mask_pb2.FieldMask:
+        """Fields of SchedulingConfig; empty: all of them."""
+
+    def __init__(
+        self,
+        *,
+        reset_mask: _field_mask_pb2.FieldMask | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reset_mask", b"reset_mask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "reset_mask", b"reset_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetConfigRequest: _TypeAlias = ResetConfigRequest  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AdminStub(object):
-    """A standby refuses every call with UNAVAILABLE. What is changed here lasts while this scheduler leads; what it was
-    started with counts again after a takeover.
+    """A standby refuses every call with UNAVAILABLE. What is changed here is kept in the state store: it counts over what
+    the scheduler was started with, also after a takeover or a restart, until it is reset. A drain ends with its scheduler.
     """
 
     def __init__(self, channel):
@@ -44,6 +44,11 @@ class AdminStub(object):
         self.UpdateConfig = channel.unary_unary(
                 '/fastserve.v1.Admin/UpdateConfig',
                 request_serializer=fastserve_dot_v1_dot_admin__pb2.UpdateConfigRequest.SerializeToString,
+                response_deserializer=fastserve_dot_v1_dot_admin__pb2.UpdateConfigResponse.FromString,
+                _registered_method=True)
+        self.ResetConfig = channel.unary_unary(
+                '/fastserve.v1.Admin/ResetConfig',
+                request_serializer=fastserve_dot_v1_dot_admin__pb2.ResetConfigRequest.SerializeToString,
                 response_deserializer=fastserve_dot_v1_dot_admin__pb2.UpdateConfigResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
@@ -74,8 +79,8 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """A standby refuses every call with UNAVAILABLE. What is changed here lasts while this scheduler leads; what it was
-    started with counts again after a takeover.
+    """A standby refuses every call with UNAVAILABLE. What is changed here is kept in the state store: it counts over what
+    the scheduler was started with, also after a takeover or a restart, until it is reset. A drain ends with its scheduler.
     """
 
     def GetConfig(self, request, context):
@@ -86,6 +91,13 @@ class AdminServicer(object):
 
     def UpdateConfig(self, request, context):
         """All of it or nothing: INVALID_ARGUMENT names the field that is wrong.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetConfig(self, request, context):
+        """What was changed counts no more: what this scheduler was started with does. All of it or nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,6 +150,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=fastserve_dot_v1_dot_admin__pb2.UpdateConfigRequest.FromString,
                     response_serializer=fastserve_dot_v1_dot_admin__pb2.UpdateConfigResponse.SerializeToString,
             ),
+            'ResetConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetConfig,
+                    request_deserializer=fastserve_dot_v1_dot_admin__pb2.ResetConfigRequest.FromString,
+                    response_serializer=fastserve_dot_v1_dot_admin__pb2.UpdateConfigResponse.SerializeToString,
+            ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=fastserve_dot_v1_dot_admin__pb2.DrainRequest.FromString,
@@ -172,8 +189,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """A standby refuses every call with UNAVAILABLE. What is changed here lasts while this scheduler leads; what it was
-    started with counts again after a takeover.
+    """A standby refuses every call with UNAVAILABLE. What is changed here is kept in the state store: it counts over what
+    the scheduler was started with, also after a takeover or a restart, until it is reset. A drain ends with its scheduler.
     """
 
     @staticmethod
@@ -219,6 +236,33 @@ class Admin(object):
             target,
             '/fastserve.v1.Admin/UpdateConfig',
             fastserve_dot_v1_dot_admin__pb2.UpdateConfigRequest.SerializeToString,
+            fastserve_dot_v1_dot_admin__pb2.UpdateConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fastserve.v1.Admin/ResetConfig',
+            fastserve_dot_v1_dot_admin__pb2.ResetConfigRequest.SerializeToString,
             fastserve_dot_v1_dot_admin__pb2.UpdateConfigResponse.FromString,
             options,
             channel_credentials,

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """A standby refuses every call with UNAVAILABLE. What is changed here lasts while this scheduler leads; what it was
-    started with counts again after a takeover.
+    """A standby refuses every call with UNAVAILABLE. What is changed here is kept in the state store: it counts over what
+    the scheduler was started with, also after a takeover or a restart, until it is reset. A drain ends with its scheduler.
     """
 
     @_typing.overload
@@ -38,6 +38,8 @@ class AdminStub:
     GetConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]
     UpdateConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigRequest, _admin_pb2.UpdateConfigResponse]
     """All of it or nothing: INVALID_ARGUMENT names the field that is wrong."""
+    ResetConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetConfigRequest, _admin_pb2.UpdateConfigResponse]
+    """What was changed counts no more: what this scheduler was started with does. All of it or nothing."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """New requests are refused from now on, those in progress go on."""
     Resume: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeRequest, _admin_pb2.ResumeResponse]
@@ -50,14 +52,16 @@ class AdminStub:
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
-    """A standby refuses every call with UNAVAILABLE. What is changed here lasts while this scheduler leads; what it was
-    started with counts again after a takeover.
+    """A standby refuses every call with UNAVAILABLE. What is changed here is kept in the state store: it counts over what
+    the scheduler was started with, also after a takeover or a restart, until it is reset. A drain ends with its scheduler.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]  # type: ignore[assignment]
     UpdateConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigRequest, _admin_pb2.UpdateConfigResponse]  # type: ignore[assignment]
     """All of it or nothing: INVALID_ARGUMENT names the field that is wrong."""
+    ResetConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetConfigRequest, _admin_pb2.UpdateConfigResponse]  # type: ignore[assignment]
+    """What was changed counts no more: what this scheduler was started with does. All of it or nothing."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """New requests are refused from now on, those in progress go on."""
     Resume: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeRequest, _admin_pb2.ResumeResponse]  # type: ignore[assignment]
@@ -69,8 +73,8 @@ class AdminAsyncStub(AdminStub):
     """NOT_FOUND when it is not live."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """A standby refuses every call with UNAVAILABLE. What is changed here lasts while this scheduler leads; what it was
-    started with counts again after a takeover.
+    """A standby refuses every call with UNAVAILABLE. What is changed here is kept in the state store: it counts over what
+    the scheduler was started with, also after a takeover or a restart, until it is reset. A drain ends with its scheduler.
     """
 
     @_abc_1.abstractmethod
@@ -87,6 +91,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UpdateConfigResponse, _abc.Awaitable[_admin_pb2.UpdateConfigResponse]]:
         """All of it or nothing: INVALID_ARGUMENT names the field that is wrong."""
+
+    @_abc_1.abstractmethod
+    def ResetConfig(
+        self,
+        request: _admin_pb2.ResetConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UpdateConfigResponse, _abc.Awaitable[_admin_pb2.UpdateConfigResponse]]:
+        """What was changed counts no more: what this scheduler was started with does. All of it or nothing."""
 
     @_abc_1.abstractmethod
     def Drain(

@@ -1,34 +1,20 @@
 """What operators may see and change of a running scheduler. One order after the other."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from fastserve_common.errors import InvalidArgumentError, NotFoundError
 from fastserve_common.settings import SettingsError
 from fastserve_scheduler.core.history import Moment
+from fastserve_scheduler.overrides import CHANGEABLE, Entries, Overrides
 from fastserve_scheduler.runner import Runner
 from fastserve_scheduler.sessions import Session
 from fastserve_scheduler.settings import SchedulerSettings
 
 #: Who did what to the scheduler, and why. One line per order, whatever the log level of the rest.
 audit = logging.getLogger("fastserve.audit")
-
-CHANGEABLE = (
-    "policy",
-    "alpha_ms",
-    "promotion",
-    "quantum_ratio",
-    "num_queues",
-    "eta",
-    "demote_when",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "prefill_chunk_tokens",
-    "max_num_queued_reqs",
-    "max_num_queued_tokens",
-)
 
 DEFAULT_JOBS, MAX_JOBS = 100, 1000
 _NS_PER_MS = 1_000_000
@@ -105,24 +91,48 @@ def effective(settings: SchedulerSettings) -> dict[str, object]:
 @dataclass(slots=True)
 class Admin:
     served: Served
+    overrides: Overrides
     clock_ns: Callable[[], int]
     revision: int = 0
 
     def config(self) -> dict[str, object]:
         return effective(self.served.settings)
 
-    def update(self, changes: dict[str, object], operator: Operator) -> dict[str, object]:
+    def configured(self) -> dict[str, object]:
+        """What holds without what operators have changed."""
+        return effective(self.overrides.configured)
+
+    def update(self, changes: Mapping[str, str | int | float], operator: Operator) -> dict[str, object]:
         """All of `changes` or none. Raises InvalidArgumentError with the name of the setting that is wrong."""
+        entries = self.overrides.with_changes(changes, operator.peer, operator.reason)
+        return self._change("configuration changed", entries, operator)
+
+    def reset(self, names: Iterable[str], operator: Operator) -> dict[str, object]:
+        """To what this process was started with; no names: all. All or none. Raises InvalidArgumentError."""
+        entries = self.overrides.without(tuple(names) or CHANGEABLE)
+        return self._change("configuration reset", entries, operator)
+
+    def adopt(self, entries: Entries) -> None:
+        """What an earlier leader was told, found late. Raises SettingsError."""
+        self.served.reconfigure(self.overrides.settings_of(entries))
+        self.tell_adopted(entries)
+
+    def tell_adopted(self, entries: Entries) -> None:
+        if entries:
+            said = {name: f"{self.configured()[name]} -> {entry.value}" for name, entry in entries.items()}
+            audit.warning("configuration taken over from an earlier scheduler", extra={"changes": said})
+
+    def _change(self, what: str, entries: Entries, operator: Operator) -> dict[str, object]:
         before = self.config()
         try:
-            settings = self.served.settings.changed(**changes)
-            self.served.reconfigure(settings)
+            self.served.reconfigure(self.overrides.settings_of(entries))
         except SettingsError as error:
-            raise InvalidArgumentError(str(error), param=next(iter(changes))) from error
+            raise InvalidArgumentError(str(error)) from error
+        self.overrides.entries = entries
         after = self.config()
         self.revision += 1
         said = {name: f"{before[name]} -> {after[name]}" for name in CHANGEABLE if before[name] != after[name]}
-        self._audit("configuration changed", operator, revision=self.revision, changes=said)
+        self._audit(what, operator, revision=self.revision, changes=said)
         return after
 
     def drain(self, operator: Operator) -> int:

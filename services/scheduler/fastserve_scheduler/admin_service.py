@@ -1,7 +1,7 @@
 """The gRPC face of the admin: wire in, an order in the driver's inbox, wire out."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -11,9 +11,10 @@ import grpc.aio
 from fastserve.v1 import admin_pb2 as pb
 from fastserve.v1 import admin_pb2_grpc
 from fastserve_common.errors import FastServeError, InvalidArgumentError, UnavailableError
-from fastserve_scheduler.admin import CHANGEABLE, Admin, Operator
+from fastserve_scheduler.admin import Admin, Operator
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import Input, Ordered
+from fastserve_scheduler.overrides import CHANGEABLE, Overrides
 
 ADMIN_SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 
@@ -50,20 +51,28 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return await answer
 
     async def GetConfig(self, request: pb.GetConfigRequest, context: Context) -> pb.GetConfigResponse:
-        return await self._order(
-            lambda admin: pb.GetConfigResponse(
-                config=_config(admin.config()), revision=admin.revision, draining=admin.served.draining
-            )
-        )
+        return await self._order(_shown)
 
     async def UpdateConfig(self, request: pb.UpdateConfigRequest, context: Context) -> pb.UpdateConfigResponse:
         changes, operator = _changes(request), _operator(context, request.reason)
+        return await self._changed(lambda admin: admin.update(changes, operator))
 
-        def update(admin: Admin) -> pb.UpdateConfigResponse:
-            after = admin.update(changes, operator)
-            return pb.UpdateConfigResponse(config=_config(after), revision=admin.revision)
+    async def ResetConfig(self, request: pb.ResetConfigRequest, context: Context) -> pb.UpdateConfigResponse:
+        names, operator = list(request.reset_mask.paths), _operator(context, request.reason)
+        _check_names("reset_mask", names)
+        return await self._changed(lambda admin: admin.reset(names, operator))
 
-        return await self._order(update)
+    async def _changed(self, change: Callable[[Admin], dict[str, object]]) -> pb.UpdateConfigResponse:
+        """The answer says whether the change is also saved; that it holds does not depend on it."""
+
+        def act(admin: Admin) -> tuple[Overrides, pb.UpdateConfigResponse]:
+            after = change(admin)
+            return admin.overrides, pb.UpdateConfigResponse(config=_config(after), revision=admin.revision)
+
+        overrides, response = await self._order(act)
+        await overrides.save()
+        response.not_saved = overrides.not_saved
+        return response
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         operator = _operator(context, request.reason)
@@ -95,15 +104,34 @@ def _config(values: dict[str, object]) -> pb.SchedulingConfig:
     return pb.SchedulingConfig(**values)  # type: ignore[arg-type]  # fields of the message by the settings' names
 
 
-def _changes(request: pb.UpdateConfigRequest) -> dict[str, object]:
+def _shown(admin: Admin) -> pb.GetConfigResponse:
+    overrides = [
+        pb.ConfigOverride(name=name, peer=entry.peer, reason=entry.reason, changed_s=entry.changed_s)
+        for name, entry in sorted(admin.overrides.entries.items())
+    ]
+    return pb.GetConfigResponse(
+        config=_config(admin.config()),
+        revision=admin.revision,
+        draining=admin.served.draining,
+        overrides=overrides,
+        configured=_config(admin.configured()),
+        not_saved=admin.overrides.not_saved,
+    )
+
+
+def _changes(request: pb.UpdateConfigRequest) -> dict[str, str | int | float]:
     paths = list(request.update_mask.paths)
     if not paths:
         raise InvalidArgumentError("update_mask: name the fields to change", param="update_mask")
+    _check_names("update_mask", paths)
+    return {path: getattr(request.config, path) for path in paths}
+
+
+def _check_names(mask: str, paths: Sequence[str]) -> None:
     for path in paths:
         if path not in CHANGEABLE:
             known = ", ".join(CHANGEABLE)
-            raise InvalidArgumentError(f"update_mask: {path!r} cannot be changed here; known: {known}", param=path)
-    return {path: getattr(request.config, path) for path in paths}
+            raise InvalidArgumentError(f"{mask}: {path!r} cannot be changed here; known: {known}", param=path)
 
 
 def _operator(context: Context, reason: str) -> Operator:

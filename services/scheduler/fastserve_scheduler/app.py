@@ -13,6 +13,7 @@ import grpc.aio
 
 from fastserve.v1 import admin_pb2_grpc
 from fastserve_common.channels import GrpcServer
+from fastserve_common.settings import SettingsError
 from fastserve_common.state import StateStore, membership, open_state
 from fastserve_scheduler import codec
 from fastserve_scheduler.admin import Admin
@@ -21,6 +22,7 @@ from fastserve_scheduler.fleet import Fleet
 from fastserve_scheduler.leadership import MEMBER, ROLE, Leadership
 from fastserve_scheduler.messages import Status
 from fastserve_scheduler.metrics import serve_metrics
+from fastserve_scheduler.overrides import Overrides
 from fastserve_scheduler.service import SchedulerService
 from fastserve_scheduler.settings import SchedulerSettings
 
@@ -43,9 +45,9 @@ class _Faces:
         self.gateways.add_to(server)
         admin_pb2_grpc.add_AdminServicer_to_server(self.operators, server)
 
-    def lead(self, fleet: Fleet) -> None:
+    def lead(self, fleet: Fleet, admin: Admin) -> None:
         self.gateways.lead(fleet.inbox, fleet.state)
-        self.operators.lead(fleet.inbox, Admin(fleet, time.monotonic_ns))
+        self.operators.lead(fleet.inbox, admin)
 
 
 async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
@@ -57,14 +59,11 @@ async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
     try:
         port = await grpc_server.start(settings.listen)
         await grpc_server.set_serving(False)
-        log.info("listening", extra={"address": settings.address(port)})
+        address = settings.address(port)
+        log.info("listening", extra={"address": address})
         leadership = Leadership(store, uuid.uuid4().hex)
-        generation = await _unless(stop, leadership.acquire())
-        if generation is None:
-            return 0
-        log.info("leading", extra={"generation": generation})
         try:
-            return await _lead(settings, store, faces, grpc_server, leadership, generation, port, stop)
+            return await _Process(settings, store, faces, grpc_server, leadership, address).serve(stop)
         finally:
             await leadership.give_up()
     finally:
@@ -72,43 +71,68 @@ async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
         await store.close()
 
 
-async def _lead(
-    settings: SchedulerSettings,
-    store: StateStore,
-    faces: "_Faces",
-    grpc_server: GrpcServer,
-    leadership: Leadership,
-    generation: int,
-    port: int,
-    stop: asyncio.Event,
-) -> int:
-    health = asyncio.Queue[Status]()
-    fleet = Fleet.build(settings, store, leadership.owner, generation, health.put_nowait)
-    faces.lead(fleet)
-    info = leadership.facts(settings.address(port), generation)
-    async with (
-        _metrics_endpoint(settings, fleet),
-        membership(store, ROLE, MEMBER, info),
-    ):
-        work = [
-            *(asyncio.create_task(work, name=name) for name, work in fleet.tasks()),
-            asyncio.create_task(_report_health(grpc_server, health), name="health"),
-            asyncio.create_task(leadership.keep(), name="leadership"),
-        ]
-        try:
-            stopped = asyncio.create_task(stop.wait(), name="stop")
-            await asyncio.wait([*work, stopped], return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            if stop.is_set():
-                await grpc_server.set_serving(False)
-                await fleet.drain()
+@dataclass(slots=True)
+class _Process:
+    """A scheduler that listens: it stands by, then leads."""
+
+    settings: SchedulerSettings
+    store: StateStore
+    faces: _Faces
+    grpc_server: GrpcServer
+    leadership: Leadership
+    address: str
+
+    async def serve(self, stop: asyncio.Event) -> int:
+        overrides: Overrides | None = None
+        while True:
+            generation = await _unless(stop, self.leadership.acquire())
+            if generation is None:
                 return 0
-            return _why_ended(work)
-        finally:
-            fleet.close_links()
-            for task in work:
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            log.info("leading", extra={"generation": generation})
+            if overrides is None:
+                overrides = Overrides(self.store, generation, self.settings)
+                await overrides.load()
+            overrides.generation = generation
+            try:
+                return await self._lead(overrides, generation, stop)
+            except SettingsError as error:
+                if not overrides.entries:
+                    raise
+                # Else every scheduler would end here, and nobody be left to take the change back.
+                log.error("what operators have changed cannot be served by these stages, and is reset: %s", error)
+                overrides.entries = {}
+
+    async def _lead(self, overrides: Overrides, generation: int, stop: asyncio.Event) -> int:
+        health = asyncio.Queue[Status]()
+        fleet = Fleet.build(overrides.settings, self.store, self.leadership.owner, generation, health.put_nowait)
+        admin = Admin(fleet, overrides, time.monotonic_ns)
+        admin.tell_adopted(overrides.entries)
+        self.faces.lead(fleet, admin)
+        info = self.leadership.facts(self.address, generation)
+        async with (
+            _metrics_endpoint(self.settings, fleet),
+            membership(self.store, ROLE, MEMBER, info),
+        ):
+            work = [
+                *(asyncio.create_task(work, name=name) for name, work in fleet.tasks()),
+                asyncio.create_task(_report_health(self.grpc_server, health), name="health"),
+                asyncio.create_task(overrides.keep(admin.adopt), name="overrides"),
+                asyncio.create_task(self.leadership.keep(), name="leadership"),
+            ]
+            try:
+                stopped = asyncio.create_task(stop.wait(), name="stop")
+                await asyncio.wait([*work, stopped], return_when=asyncio.FIRST_COMPLETED)
+                stopped.cancel()
+                if stop.is_set():
+                    await self.grpc_server.set_serving(False)
+                    await fleet.drain()
+                    return 0
+                return _why_ended(work)
+            finally:
+                fleet.close_links()
+                for task in work:
+                    task.cancel()
+                await asyncio.gather(*work, return_exceptions=True)
 
 
 def _why_ended(work: list[asyncio.Task[None]]) -> int:
