@@ -52,8 +52,8 @@ async def test_gateways_count_the_answers_of_a_key_together(
         begun = [asyncio.create_task(complete(http)) for http in (r.http, second)]
         await until(lambda: len(r.fake.jobs) == LIMIT)
         for http in (r.http, second):
-            for body in ({}, {"stream": True}):
-                refused = await complete(http, **body)
+            for stream in (False, True):
+                refused = await complete(http, stream=stream)
                 assert refused.status_code == 429
                 assert refused.json()["error"]["code"] == "rate_limit_exceeded"
                 assert "2 answers of this key" in refused.json()["error"]["message"]

@@ -98,14 +98,16 @@ class Overrides:
         """Why another leader would not know of `entries`; empty when it would."""
         return "" if self._stored == self._text() else self._problem
 
-    async def load(self) -> None:
-        """What the leader before was told. A store that does not answer is asked again by `keep`."""
+    async def load(self) -> bool:
+        """What the leader before was told. False: the store does not answer; `keep` asks it again."""
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 self._found(await self.store.saved(self.note))
         except (StateError, TimeoutError) as error:
             self._problem = _no_answer(error)
             log.warning("cannot read what operators have changed, will retry: %s", self._problem)
+            return False
+        return True
 
     async def save(self) -> None:
         """`not_saved` says how it went."""
@@ -135,8 +137,7 @@ class Overrides:
         """Once: does the store have what it should?"""
         if not self._loaded:
             told = self.entries
-            await self.load()
-            if self._loaded and self.entries != told:
+            if await self.load() and self.entries != told:
                 _apply(apply, self.entries)
         else:
             try:

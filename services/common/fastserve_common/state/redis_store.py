@@ -178,7 +178,7 @@ class RedisState:
         return Drawn(bool(granted), levels, max(waits_s, default=0.0))
 
     async def occupy(self, owner: str, holder: str, held: int, more: int, limit: int, ttl_s: float) -> Occupied:
-        args = [holder, held, more, limit, int(ttl_s * 1000)]
+        args: list[str | int] = [holder, held, more, limit, int(ttl_s * 1000)]
         async with self._errors():
             granted, taken = await self._occupy(keys=[f"fastserve:places:{owner}"], args=args)
         return Occupied(bool(granted), int(taken))
