@@ -16,7 +16,7 @@ from types import FrameType
 import grpc
 
 from fastserve._http import HttpClient, HttpError
-from fastserve.cli.find import scheduler_address
+from fastserve.cli.find import scheduler_addresses
 from fastserve.v1.scheduler_pb2 import GetStateRequest
 from fastserve.v1.scheduler_pb2_grpc import SchedulerStub
 from fastserve_common.channels import open_channel
@@ -116,9 +116,10 @@ def num_preemptions(where: Cluster) -> int:
     """Since the scheduler started. Raises ClusterError when it does not answer."""
 
     async def ask() -> int:
-        address = await scheduler_address(where.state_url)
-        if address is None:
+        addresses = await scheduler_addresses(where.state_url)
+        if not addresses:
             raise ClusterError("no scheduler is registered")
+        (address,) = addresses.values()
         async with open_channel(address) as channel:
             state = await SchedulerStub(channel).GetState(GetStateRequest(), timeout=10)
         return state.preemptions

@@ -59,7 +59,8 @@ def _samples(text: str) -> Samples:
 
 def _gateway() -> bytes:
     metrics = GatewayMetrics("a-model", vllm_names=True)
-    metrics.watch(running=float, waiting=float, connected=float, serving=bool)
+    groups = {"default": (True, 0)}
+    metrics.watch(running=float, waiting=float, connected=float, serving=bool, groups=lambda: groups)
     metrics.admission_rejected("max_num_queued_reqs")
     metrics.http("/health", 200)
     return metrics.render()

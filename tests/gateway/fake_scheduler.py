@@ -12,7 +12,7 @@ import grpc.aio
 from fastserve.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
 from fastserve_common.channels import GrpcServer, full_names
 from fastserve_common.packed import pack_u32, unpack_u32
-from fastserve_common.state import StateStore
+from fastserve_common.state import DEFAULT_GROUP, StateStore, in_group
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Message = scheduler_pb2.SchedulerMessage
@@ -70,6 +70,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     max_request_tokens: int = 1000
     ready: bool = True
     generation: int = 0
+    group: str = DEFAULT_GROUP
+    load: scheduler_pb2.Load | None = None
     jobs: list[Job] = field(default_factory=list)
     hellos: list[str] = field(default_factory=list)
     #: Messages that went out as part of a batch. A stream says what waits for it in one, as the scheduler does.
@@ -90,7 +92,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         port = await self._server.start("127.0.0.1:0")
         self._store = store
         info = {"address": f"127.0.0.1:{port}", "incarnation": str(self.generation)}
-        await store.register("scheduler", "leader", info, 3600)
+        await store.register("scheduler", self.member, info, 3600)
+
+    @property
+    def member(self) -> str:
+        return in_group("leader", self.group)
 
     async def stop(self) -> None:
         """As if killed: streams break, the registration stays until the next one replaces it."""
@@ -107,6 +113,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def set_ready(self, ready: bool, detail: str = "") -> None:
         self.ready = ready
         self._say(scheduler_pb2.SchedulerMessage(status=scheduler_pb2.ClusterStatus(ready=ready, detail=detail)))
+
+    def set_load(self, load: scheduler_pb2.Load) -> None:
+        self.load = load
+        self._say(scheduler_pb2.SchedulerMessage(load=load))
 
     def set_limit(self, tokens: int) -> None:
         self.max_request_tokens = tokens
@@ -141,6 +151,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         stream.put_nowait(scheduler_pb2.SchedulerMessage(hello=self._hello()))
         status = scheduler_pb2.ClusterStatus(ready=self.ready, detail="" if self.ready else "stage 0 is missing")
         stream.put_nowait(scheduler_pb2.SchedulerMessage(status=status))
+        if self.load is not None:
+            stream.put_nowait(scheduler_pb2.SchedulerMessage(load=self.load))
         self._streams.append(stream)
         self._spawn(self._listen(request_iterator, stream))
         while True:

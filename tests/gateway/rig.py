@@ -103,7 +103,7 @@ class Rig:
     async def quiet(self) -> None:
         """Nothing is live anywhere, and every accepted answer ended in exactly one way."""
         engine = self.gateway.engine
-        await until(lambda: not engine._sessions and not engine._link._live and not self.fake.live())
+        await until(lambda: not engine._sessions and not engine._link.num_live and not self.fake.live())
         assert self.metric("requests_accepted_total") == sum(self.outcomes().values())
         assert self.metric("num_requests_running") == 0
         assert self.metric("num_requests_waiting") == 0

@@ -12,7 +12,7 @@ import grpc.aio
 
 from fastserve.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
 from fastserve_common.channels import open_channel
-from fastserve_common.state import StateStore, open_state
+from fastserve_common.state import DEFAULT_GROUP, StateStore, in_group, open_state
 from fastserve_scheduler import app
 from fastserve_scheduler.settings import SchedulerSettings
 
@@ -79,6 +79,7 @@ class TestGateway:
         self.answers: dict[str, Answer] = {}
         self.hellos: list[scheduler_pb2.SchedulerHello] = []
         self.statuses: list[scheduler_pb2.ClusterStatus] = []
+        self.loads: list[scheduler_pb2.Load] = []
         self.problem: BaseException | None = None
         self._channel = open_channel(address)
         self._call = scheduler_pb2_grpc.SchedulerStub(self._channel).Connect()
@@ -116,6 +117,8 @@ class TestGateway:
                     self._take(part)
             case "hello":
                 self.hellos.append(message.hello)
+            case "load":
+                self.loads.append(message.load)
             case "status":
                 self.statuses.append(message.status)
             case "tokens":
@@ -201,15 +204,23 @@ class Cluster:
     __test__ = False
 
     def __init__(
-        self, folder: Path, num_stages: int = 1, *, flags: Sequence[str] = (), state: str = "", **shape: int
+        self,
+        folder: Path,
+        num_stages: int = 1,
+        *,
+        flags: Sequence[str] = (),
+        state: str = "",
+        group: str = DEFAULT_GROUP,
+        **shape: int,
     ) -> None:
         """`state`: URL of the state store; empty: a file in `folder`."""
         self.url = state or f"sqlite://{folder / 'state.db'}"
         self.store: StateStore = open_state(self.url)
-        self.rig = StageRig(self.store, num_stages, **shape)
+        self.leader = in_group("leader", group)
+        self.rig = StageRig(self.store, num_stages, group=group, **shape)
         self.flags = [
             *("--state", self.url, "--num-stages", str(num_stages), "--profile-dir", str(folder / "profiles")),
-            *("--check", "--drain-timeout", "5", *flags),
+            *("--check", "--drain-timeout", "5", "--group", group, *flags),
         ]
         self.schedulers: list[SchedulerProcess] = []
         self.gateways: list[TestGateway] = []
@@ -236,7 +247,7 @@ class Cluster:
             if scheduler.task.done():
                 scheduler.task.result()
             members = await self.store.members("scheduler")
-            self.address = members.get("leader", {}).get("address", known)
+            self.address = members.get(self.leader, {}).get("address", known)
             return self.address != known
 
         await until_async(found)

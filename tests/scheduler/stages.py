@@ -18,7 +18,7 @@ import grpc.aio
 
 from fastserve.v1 import stage_pb2, stage_pb2_grpc
 from fastserve_common.channels import server_options
-from fastserve_common.state import StateStore, membership, stage_member
+from fastserve_common.state import DEFAULT_GROUP, StateStore, membership, stage_member
 
 VOCAB_SIZE = 997
 FINGERPRINT = "scripted"
@@ -237,8 +237,9 @@ class StageRig:
         block_size: int = 4,
         max_model_len: int = 512,
         replica: int = 0,
+        group: str = DEFAULT_GROUP,
     ) -> None:
-        self.replica = replica
+        self.replica, self.group = replica, group
         self.store, self.num_stages = store, num_stages
         self.scripts = [Script() for _ in range(num_stages)]
         self.stages: list[ScriptedStage | None] = [None] * num_stages
@@ -263,7 +264,8 @@ class StageRig:
         exits = self._exits[stage]
         exits.push_async_callback(server.stop, None)
         exits.callback(servicer.kill)
-        await exits.enter_async_context(membership(self.store, "stage", stage_member(self.replica, stage), info))
+        name = stage_member(self.replica, stage, self.group)
+        await exits.enter_async_context(membership(self.store, "stage", name, info))
 
     async def start_all(self) -> None:
         for stage in range(self.num_stages):

@@ -15,7 +15,7 @@ from tests.common.certificates import Authority, flags
 
 from fastserve.cli import find, top_view
 from fastserve.cli.main import main
-from fastserve.cli.top_view import Sample, frame, unreachable
+from fastserve.cli.top_view import Sample, frame, frames, unreachable
 from fastserve.v1 import scheduler_pb2 as pb
 from fastserve.v1 import scheduler_pb2_grpc as rpc
 from fastserve_common.settings import SettingsError
@@ -107,9 +107,23 @@ def test_an_empty_cluster_has_a_frame() -> None:
 
 
 def test_the_last_frame_stays_under_the_notice() -> None:
-    shown = text(unreachable("gone", Sample("s:1", 0.0, STATE)))
+    shown = text(unreachable("gone", {"default": Sample("s:1", 0.0, STATE)}))
     assert "gone; trying again" in shown
     assert "80 of 100 used" in shown
+
+
+def test_groups_are_shown_one_under_the_other_with_rates_of_their_own() -> None:
+    earlier = pb.GetStateResponse()
+    earlier.CopyFrom(STATE)
+    earlier.tokens_generated -= 500
+    before = {"a": Sample("s:1", 0.0, earlier), "b": Sample("s:2", 0.0, earlier)}
+    now = {"a": Sample("s:1", 2.0, STATE), "b": Sample("s:3", 2.0, STATE), "c": Sample("s:4", 2.0, STATE)}
+    shown = text(frames(now, before))
+    a, b, c = shown[shown.index("group a") :].split("group ")[1:]
+    assert "250.0 /s" in a
+    assert "250.0 /s" not in b, "another scheduler leads: it counts from zero"
+    assert "at s:4" in c
+    assert "group" not in text(frames({"a": before["a"]}, {}))
 
 
 @pytest.mark.parametrize(("used", "total", "full"), [(0, 0, 0), (0, 9, 0), (1, 1000, 1), (5, 10, 20), (10, 10, 40)])
@@ -165,10 +179,10 @@ def test_certificates_come_from_flags_or_from_the_services_variables(
         adopt(None)
 
 
-def register(state_url: str, address: str) -> None:
+def register(state_url: str, address: str, name: str = "leader") -> None:
     async def put() -> None:
         store = open_state(state_url)
-        await store.register("scheduler", "leader", {"address": address, "incarnation": "1"}, ttl_s=60)
+        await store.register("scheduler", name, {"address": address, "incarnation": "1"}, ttl_s=60)
         await store.close()
 
     asyncio.run(put())
@@ -183,6 +197,23 @@ def test_once_prints_one_frame(scheduler: str, tmp_path: Path, capsys: pytest.Ca
     ):
         assert main(["top", "--once", *where]) == 0
         assert "skip-join-mlfq" in capsys.readouterr().out
+
+
+def test_of_several_groups_one_may_be_chosen(
+    scheduler: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--state", f"sqlite://{tmp_path}/state.db"]
+    register(where[1], scheduler)
+    register(where[1], scheduler, "leader@b")
+    assert main(["top", "--once", *where]) == 0
+    assert "group default" in (shown := capsys.readouterr().out)
+    assert "group b" in shown
+    assert main(["top", "--once", *where, "--group", "b"]) == 0
+    assert "group" not in capsys.readouterr().out
+    assert main(["top", "--once", *where, "--group", "c"]) == 1
+    assert "no scheduler of the group c is registered" in capsys.readouterr().err
+    assert main(["ctl", *where, "get"]) == 1
+    assert "there are several groups; choose one with --group: b, default" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ _NS_PER_MS = 1_000_000
 def run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     adopt(given_identity(args))
-    source = Source(args.scheduler, None if args.scheduler else find_state(args.state, args.run_dir))
+    source = Source(args.scheduler, None if args.scheduler else find_state(args.state, args.run_dir), args.group)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             for line in asyncio.run(_call(source, args.command(args))):
@@ -65,6 +65,7 @@ def _parser() -> Parser:
     where.add_argument(
         "--run-dir", metavar="DIR", help="of `fastserve serve` (default: of the one running on this machine)"
     )
+    parser.add_argument("--group", metavar="NAME", help="of this group of schedulers, where there are several")
     add_tls_arguments(parser)
     parser.add_argument("--reason", default="", help="for the audit log")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from fastserve_common.settings import SettingsError
-from fastserve_common.state import open_state
+from fastserve_common.state import group_of, open_state
 
 
 def find_state(state_url: str | None, run_dir: str | None) -> str:
@@ -55,8 +55,8 @@ def _url(run_dir: Path) -> str:
     return f"sqlite://{run_dir}/state.db"
 
 
-async def scheduler_address(state_url: str) -> str | None:
-    """Of the scheduler that leads now. Raises StateError, or SettingsError for a URL of no known kind."""
+async def scheduler_addresses(state_url: str) -> dict[str, str]:
+    """Of the schedulers that lead now, by group. Raises StateError, or SettingsError for a URL of no known kind."""
     try:
         store = open_state(state_url)
     except ValueError as error:
@@ -65,5 +65,5 @@ async def scheduler_address(state_url: str) -> str | None:
         members = await store.members("scheduler")
     finally:
         await store.close()
-    leader = members.get("leader")
-    return leader["address"] if leader else None
+    leaders = {group_of(name): info for name, info in members.items()}
+    return {group: info["address"] for group, info in sorted(leaders.items())}

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 
 from fastserve.cli.arguments import Parser
-from fastserve.cli.find import find_state, scheduler_address
-from fastserve.cli.top_view import Sample, frame, unreachable
+from fastserve.cli.find import find_state, scheduler_addresses
+from fastserve.cli.top_view import Sample, Samples, frames, unreachable
 from fastserve.v1 import scheduler_pb2 as pb
 from fastserve.v1 import scheduler_pb2_grpc as rpc
 from fastserve_common.channels import open_channel
@@ -31,23 +31,35 @@ class TopError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the scheduler is: a fixed address, or whoever the state store names now (it changes on takeover)."""
+    """Where schedulers are: a fixed address, or whoever the state store names now (it changes on takeover)."""
 
     address: str | None
     state_url: str | None
+    #: Only of this group; None: of all there are.
+    group: str | None = None
 
     async def resolve(self) -> str:
-        """Raises TopError."""
+        """The one there is. Raises TopError, also when there are several."""
+        found = await self.resolve_all()
+        if len(found) > 1:
+            raise TopError(f"there are several groups; choose one with --group: {', '.join(found)}")
+        return next(iter(found.values()))
+
+    async def resolve_all(self) -> dict[str, str]:
+        """At least one, by group. Raises TopError."""
         if self.address is not None:
-            return self.address
+            return {"": self.address}
         assert self.state_url is not None
         try:
-            address = await scheduler_address(self.state_url)
+            found = await scheduler_addresses(self.state_url)
         except StateError as error:
             raise TopError(f"the state store does not answer: {error}") from error
-        if address is None:
-            raise TopError(f"no scheduler is registered in {without_password(self.state_url)}")
-        return address
+        if self.group is not None:
+            found = {group: address for group, address in found.items() if group == self.group}
+        if not found:
+            of_group = "" if self.group is None else f" of the group {self.group}"
+            raise TopError(f"no scheduler{of_group} is registered in {without_password(self.state_url)}")
+        return found
 
 
 def run(argv: Sequence[str]) -> int:
@@ -55,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     if not args.interval > 0:
         raise SettingsError(f"--interval must be above 0 (got {args.interval:g})")
     adopt(given_identity(args))
-    source = Source(args.scheduler, None if args.scheduler else find_state(args.state, args.run_dir))
+    source = Source(args.scheduler, None if args.scheduler else find_state(args.state, args.run_dir), args.group)
     console = Console()
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -78,6 +90,7 @@ def _parser() -> Parser:
     where.add_argument(
         "--run-dir", metavar="DIR", help="of `fastserve serve` (default: of the one running on this machine)"
     )
+    parser.add_argument("--group", metavar="NAME", help="of this group of schedulers (default: of all)")
     add_tls_arguments(parser)
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="between two looks (default: 1)")
     parser.add_argument("--once", action="store_true", help="print one frame and end, for scripts")
@@ -94,22 +107,27 @@ async def sample(address: str) -> Sample:
     return Sample(address, time.monotonic(), state)
 
 
+async def samples(source: Source) -> Samples:
+    """One look at every group, in the order of their names. Raises TopError when one does not answer."""
+    found = await source.resolve_all()
+    looks = await asyncio.gather(*(sample(address) for address in found.values()))
+    return dict(zip(found, looks, strict=True))
+
+
 async def _once(source: Source, console: Console) -> None:
-    console.print(frame(await sample(await source.resolve()), None))
+    console.print(frames(await samples(source), {}))
 
 
 async def _live(source: Source, console: Console, interval_s: float) -> None:
     """Until interrupted. A scheduler that goes away is waited for; one that was never there is an error."""
-    before = await sample(await source.resolve())
-    with Live(frame(before, None), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    before = await samples(source)
+    with Live(frames(before, {}), console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
             await asyncio.sleep(interval_s)
             try:
-                now = await sample(await source.resolve())
+                now = await samples(source)
             except TopError as error:
                 live.update(unreachable(str(error), before), refresh=True)
                 continue
-            # A new scheduler counts from zero: no rates between two of them.
-            comparable = now.address == before.address and now.state.iterations >= before.state.iterations
-            live.update(frame(now, before if comparable else None), refresh=True)
+            live.update(frames(now, before), refresh=True)
             before = now

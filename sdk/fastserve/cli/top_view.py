@@ -1,9 +1,11 @@
 """One frame of `fastserve top`, from one or two looks at the scheduler. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -30,9 +32,30 @@ def frame(now: Sample, before: Sample | None) -> RenderableType:
     )
 
 
-def unreachable(reason: str, last: Sample) -> RenderableType:
-    """The last known frame under a notice."""
-    return Group(Panel(Text(f"{reason}; trying again", style="bold red")), frame(last, None))
+#: By group of schedulers.
+Samples = Mapping[str, Sample]
+
+
+def frames(now: Samples, before: Samples) -> RenderableType:
+    """Of every group, one under the other; one alone has no heading."""
+    shown: list[RenderableType] = []
+    for group, sample in now.items():
+        if len(now) > 1:
+            shown.append(Rule(f"group {group}", align="left"))
+        shown.append(frame(sample, _comparable(before.get(group), sample)))
+    return Group(*shown)
+
+
+def _comparable(before: Sample | None, now: Sample) -> Sample | None:
+    """A new scheduler counts from zero: no rates between two of them."""
+    if before is None or now.address != before.address or now.state.iterations < before.state.iterations:
+        return None
+    return before
+
+
+def unreachable(reason: str, last: Samples) -> RenderableType:
+    """The last known frames under a notice."""
+    return Group(Panel(Text(f"{reason}; trying again", style="bold red")), frames(last, {}))
 
 
 def _header(now: Sample) -> RenderableType:

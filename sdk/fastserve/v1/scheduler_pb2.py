@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from fastserve.v1 import sampling_pb2 as fastserve_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x61stserve/v1/scheduler.proto\x12\x0c\x66\x61stserve.v1\x1a\x1b\x66\x61stserve/v1/sampling.proto\"\xa6\x01\n\x0eGatewayMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.fastserve.v1.GatewayHelloH\x00\x12-\n\x06submit\x18\x02 \x01(\x0b\x32\x1b.fastserve.v1.SubmitRequestH\x00\x12-\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1b.fastserve.v1.CancelRequestH\x00\x42\t\n\x07message\";\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x17\n\x0f\x61\x63\x63\x65pts_batches\x18\x02 \x01(\x08\"\xd0\x02\n\rSubmitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x1b\n\x13\x64\x65livered_token_ids\x18\x03 \x01(\x0c\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.fastserve.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x15\n\rservice_class\x18\t \x01(\t\x12\x15\n\roracle_tokens\x18\n \x01(\r\x12\x1e\n\x16\x65xpected_output_tokens\x18\x0b \x01(\r\x12\x0f\n\x07program\x18\x0c \x01(\t\x12\x13\n\x0btraceparent\x18\r \x01(\t\"O\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.fastserve.v1.CancelReason\"\xa8\x02\n\x10SchedulerMessage\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.fastserve.v1.SchedulerHelloH\x00\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x14.fastserve.v1.TokensH\x00\x12*\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x16.fastserve.v1.FinishedH\x00\x12*\n\x08rejected\x18\x04 \x01(\x0b\x32\x16.fastserve.v1.RejectedH\x00\x12-\n\x06status\x18\x05 \x01(\x0b\x32\x1b.fastserve.v1.ClusterStatusH\x00\x12+\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x1a.fastserve.v1.MessageBatchH\x00\x42\t\n\x07message\"@\n\x0cMessageBatch\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.fastserve.v1.SchedulerMessage\"{\n\x0eSchedulerHello\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x1a\n\x12max_request_tokens\x18\x03 \x01(\r\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x12\n\nnum_stages\x18\x05 \x01(\r\"n\n\x06Tokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.fastserve.v1.TokenLogprobs\"\x8b\x01\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.fastserve.v1.StopReason\x12\x15\n\rstop_token_id\x18\x03 \x01(\r\x12\x15\n\routput_tokens\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\"s\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.fastserve.v1.RejectReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\".\n\rClusterStatus\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x11\n\x0fGetStateRequest\"\x8a\x05\n\x10GetStateResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12(\n\x06levels\x18\x02 \x03(\x0b\x32\x18.fastserve.v1.LevelState\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x1b\n\x13\x64\x65vice_blocks_total\x18\x05 \x01(\r\x12\x1a\n\x12\x64\x65vice_blocks_free\x18\x06 \x01(\r\x12\x19\n\x11host_blocks_total\x18\x07 \x01(\r\x12\x18\n\x10host_blocks_free\x18\x08 \x01(\r\x12\x19\n\x11\x62\x61tches_in_flight\x18\t \x01(\r\x12(\n\x06stages\x18\n \x03(\x0b\x32\x18.fastserve.v1.StageState\x12\x12\n\niterations\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x12\n\npromotions\x18\r \x01(\x04\x12\x11\n\tdemotions\x18\x0e \x01(\x04\x12\x17\n\x0flongest_wait_ms\x18\x0f \x01(\x04\x12\x0f\n\x07swapped\x18\x10 \x01(\r\x12\x18\n\x10tokens_generated\x18\x11 \x01(\x04\x12\x11\n\tswaps_out\x18\x12 \x01(\x04\x12\x10\n\x08swaps_in\x18\x13 \x01(\x04\x12\x16\n\x0eswap_bytes_out\x18\x14 \x01(\x04\x12\x15\n\rswap_bytes_in\x18\x15 \x01(\x04\x12\x17\n\x0fswaps_in_flight\x18\x16 \x01(\r\x12\x1b\n\x13swaps_in_flight_out\x18\x17 \x01(\r\x12\x17\n\x0fswap_blocked_ns\x18\x18 \x01(\x04\x12\x30\n\x08replicas\x18\x19 \x03(\x0b\x32\x1e.fastserve.v1.GetStateResponse\"Q\n\nLevelState\x12\r\n\x05level\x18\x01 \x01(\r\x12\x12\n\nquantum_ns\x18\x02 \x01(\x04\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\"d\n\nStageState\x12\r\n\x05stage\x18\x01 \x01(\r\x12\n\n\x02up\x18\x02 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x19\n\x11last_iteration_ns\x18\x04 \x01(\x04\x12\x0f\n\x07replica\x18\x05 \x01(\r*f\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41NCEL_REASON_CLIENT\x10\x01\x12\x1d\n\x19\x43\x41NCEL_REASON_STOP_STRING\x10\x02*\xac\x01\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16STOP_REASON_STOP_TOKEN\x10\x01\x12\x16\n\x12STOP_REASON_LENGTH\x10\x02\x12\x19\n\x15STOP_REASON_CANCELLED\x10\x03\x12\x15\n\x11STOP_REASON_ERROR\x10\x04\x12\x1b\n\x17STOP_REASON_STOP_STRING\x10\x05*\x89\x02\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16REJECT_REASON_TOO_LONG\x10\x01\x12%\n!REJECT_REASON_QUEUE_FULL_REQUESTS\x10\x02\x12#\n\x1fREJECT_REASON_QUEUE_FULL_TOKENS\x10\x03\x12\x1e\n\x1aREJECT_REASON_DUPLICATE_ID\x10\x04\x12\x1b\n\x17REJECT_REASON_NOT_READY\x10\x05\x12\x1a\n\x16REJECT_REASON_DRAINING\x10\x06\x12\x19\n\x15REJECT_REASON_INVALID\x10\x07\x32\xa3\x01\n\tScheduler\x12K\n\x07\x43onnect\x12\x1c.fastserve.v1.GatewayMessage\x1a\x1e.fastserve.v1.SchedulerMessage(\x01\x30\x01\x12I\n\x08GetState\x12\x1d.fastserve.v1.GetStateRequest\x1a\x1e.fastserve.v1.GetStateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x61stserve/v1/scheduler.proto\x12\x0c\x66\x61stserve.v1\x1a\x1b\x66\x61stserve/v1/sampling.proto\"\xa6\x01\n\x0eGatewayMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.fastserve.v1.GatewayHelloH\x00\x12-\n\x06submit\x18\x02 \x01(\x0b\x32\x1b.fastserve.v1.SubmitRequestH\x00\x12-\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1b.fastserve.v1.CancelRequestH\x00\x42\t\n\x07message\";\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x17\n\x0f\x61\x63\x63\x65pts_batches\x18\x02 \x01(\x08\"\xd0\x02\n\rSubmitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x1b\n\x13\x64\x65livered_token_ids\x18\x03 \x01(\x0c\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.fastserve.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x15\n\rservice_class\x18\t \x01(\t\x12\x15\n\roracle_tokens\x18\n \x01(\r\x12\x1e\n\x16\x65xpected_output_tokens\x18\x0b \x01(\r\x12\x0f\n\x07program\x18\x0c \x01(\t\x12\x13\n\x0btraceparent\x18\r \x01(\t\"O\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.fastserve.v1.CancelReason\"\xcc\x02\n\x10SchedulerMessage\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.fastserve.v1.SchedulerHelloH\x00\x12&\n\x06tokens\x18\x02 \x01(\x0b\x32\x14.fastserve.v1.TokensH\x00\x12*\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x16.fastserve.v1.FinishedH\x00\x12*\n\x08rejected\x18\x04 \x01(\x0b\x32\x16.fastserve.v1.RejectedH\x00\x12-\n\x06status\x18\x05 \x01(\x0b\x32\x1b.fastserve.v1.ClusterStatusH\x00\x12+\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x1a.fastserve.v1.MessageBatchH\x00\x12\"\n\x04load\x18\x07 \x01(\x0b\x32\x12.fastserve.v1.LoadH\x00\x42\t\n\x07message\"@\n\x0cMessageBatch\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.fastserve.v1.SchedulerMessage\"{\n\x0eSchedulerHello\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x1a\n\x12max_request_tokens\x18\x03 \x01(\r\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x12\n\nnum_stages\x18\x05 \x01(\r\"n\n\x06Tokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.fastserve.v1.TokenLogprobs\"\x8b\x01\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.fastserve.v1.StopReason\x12\x15\n\rstop_token_id\x18\x03 \x01(\r\x12\x15\n\routput_tokens\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\"s\n\x08Rejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.fastserve.v1.RejectReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\".\n\rClusterStatus\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"s\n\x04Load\x12\x1d\n\x15waiting_prompt_tokens\x18\x01 \x01(\x04\x12\x0c\n\x04live\x18\x02 \x01(\r\x12\x11\n\tpipelines\x18\x03 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x04\"\x11\n\x0fGetStateRequest\"\x8a\x05\n\x10GetStateResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12(\n\x06levels\x18\x02 \x03(\x0b\x32\x18.fastserve.v1.LevelState\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x1b\n\x13\x64\x65vice_blocks_total\x18\x05 \x01(\r\x12\x1a\n\x12\x64\x65vice_blocks_free\x18\x06 \x01(\r\x12\x19\n\x11host_blocks_total\x18\x07 \x01(\r\x12\x18\n\x10host_blocks_free\x18\x08 \x01(\r\x12\x19\n\x11\x62\x61tches_in_flight\x18\t \x01(\r\x12(\n\x06stages\x18\n \x03(\x0b\x32\x18.fastserve.v1.StageState\x12\x12\n\niterations\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x12\n\npromotions\x18\r \x01(\x04\x12\x11\n\tdemotions\x18\x0e \x01(\x04\x12\x17\n\x0flongest_wait_ms\x18\x0f \x01(\x04\x12\x0f\n\x07swapped\x18\x10 \x01(\r\x12\x18\n\x10tokens_generated\x18\x11 \x01(\x04\x12\x11\n\tswaps_out\x18\x12 \x01(\x04\x12\x10\n\x08swaps_in\x18\x13 \x01(\x04\x12\x16\n\x0eswap_bytes_out\x18\x14 \x01(\x04\x12\x15\n\rswap_bytes_in\x18\x15 \x01(\x04\x12\x17\n\x0fswaps_in_flight\x18\x16 \x01(\r\x12\x1b\n\x13swaps_in_flight_out\x18\x17 \x01(\r\x12\x17\n\x0fswap_blocked_ns\x18\x18 \x01(\x04\x12\x30\n\x08replicas\x18\x19 \x03(\x0b\x32\x1e.fastserve.v1.GetStateResponse\"Q\n\nLevelState\x12\r\n\x05level\x18\x01 \x01(\r\x12\x12\n\nquantum_ns\x18\x02 \x01(\x04\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\"d\n\nStageState\x12\r\n\x05stage\x18\x01 \x01(\r\x12\n\n\x02up\x18\x02 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x19\n\x11last_iteration_ns\x18\x04 \x01(\x04\x12\x0f\n\x07replica\x18\x05 \x01(\r*f\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41NCEL_REASON_CLIENT\x10\x01\x12\x1d\n\x19\x43\x41NCEL_REASON_STOP_STRING\x10\x02*\xac\x01\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16STOP_REASON_STOP_TOKEN\x10\x01\x12\x16\n\x12STOP_REASON_LENGTH\x10\x02\x12\x19\n\x15STOP_REASON_CANCELLED\x10\x03\x12\x15\n\x11STOP_REASON_ERROR\x10\x04\x12\x1b\n\x17STOP_REASON_STOP_STRING\x10\x05*\x89\x02\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16REJECT_REASON_TOO_LONG\x10\x01\x12%\n!REJECT_REASON_QUEUE_FULL_REQUESTS\x10\x02\x12#\n\x1fREJECT_REASON_QUEUE_FULL_TOKENS\x10\x03\x12\x1e\n\x1aREJECT_REASON_DUPLICATE_ID\x10\x04\x12\x1b\n\x17REJECT_REASON_NOT_READY\x10\x05\x12\x1a\n\x16REJECT_REASON_DRAINING\x10\x06\x12\x19\n\x15REJECT_REASON_INVALID\x10\x07\x32\xa3\x01\n\tScheduler\x12K\n\x07\x43onnect\x12\x1c.fastserve.v1.GatewayMessage\x1a\x1e.fastserve.v1.SchedulerMessage(\x01\x30\x01\x12I\n\x08GetState\x12\x1d.fastserve.v1.GetStateRequest\x1a\x1e.fastserve.v1.GetStateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fastserve.v1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CANCELREASON']._serialized_start=2491
-  _globals['_CANCELREASON']._serialized_end=2593
-  _globals['_STOPREASON']._serialized_start=2596
-  _globals['_STOPREASON']._serialized_end=2768
-  _globals['_REJECTREASON']._serialized_start=2771
-  _globals['_REJECTREASON']._serialized_end=3036
+  _globals['_CANCELREASON']._serialized_start=2644
+  _globals['_CANCELREASON']._serialized_end=2746
+  _globals['_STOPREASON']._serialized_start=2749
+  _globals['_STOPREASON']._serialized_end=2921
+  _globals['_REJECTREASON']._serialized_start=2924
+  _globals['_REJECTREASON']._serialized_end=3189
   _globals['_GATEWAYMESSAGE']._serialized_start=76
   _globals['_GATEWAYMESSAGE']._serialized_end=242
   _globals['_GATEWAYHELLO']._serialized_start=244
@@ -47,27 +47,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCELREQUEST']._serialized_start=644
   _globals['_CANCELREQUEST']._serialized_end=723
   _globals['_SCHEDULERMESSAGE']._serialized_start=726
-  _globals['_SCHEDULERMESSAGE']._serialized_end=1022
-  _globals['_MESSAGEBATCH']._serialized_start=1024
-  _globals['_MESSAGEBATCH']._serialized_end=1088
-  _globals['_SCHEDULERHELLO']._serialized_start=1090
-  _globals['_SCHEDULERHELLO']._serialized_end=1213
-  _globals['_TOKENS']._serialized_start=1215
-  _globals['_TOKENS']._serialized_end=1325
-  _globals['_FINISHED']._serialized_start=1328
-  _globals['_FINISHED']._serialized_end=1467
-  _globals['_REJECTED']._serialized_start=1469
-  _globals['_REJECTED']._serialized_end=1584
-  _globals['_CLUSTERSTATUS']._serialized_start=1586
-  _globals['_CLUSTERSTATUS']._serialized_end=1632
-  _globals['_GETSTATEREQUEST']._serialized_start=1634
-  _globals['_GETSTATEREQUEST']._serialized_end=1651
-  _globals['_GETSTATERESPONSE']._serialized_start=1654
-  _globals['_GETSTATERESPONSE']._serialized_end=2304
-  _globals['_LEVELSTATE']._serialized_start=2306
-  _globals['_LEVELSTATE']._serialized_end=2387
-  _globals['_STAGESTATE']._serialized_start=2389
-  _globals['_STAGESTATE']._serialized_end=2489
-  _globals['_SCHEDULER']._serialized_start=3039
-  _globals['_SCHEDULER']._serialized_end=3202
+  _globals['_SCHEDULERMESSAGE']._serialized_end=1058
+  _globals['_MESSAGEBATCH']._serialized_start=1060
+  _globals['_MESSAGEBATCH']._serialized_end=1124
+  _globals['_SCHEDULERHELLO']._serialized_start=1126
+  _globals['_SCHEDULERHELLO']._serialized_end=1249
+  _globals['_TOKENS']._serialized_start=1251
+  _globals['_TOKENS']._serialized_end=1361
+  _globals['_FINISHED']._serialized_start=1364
+  _globals['_FINISHED']._serialized_end=1503
+  _globals['_REJECTED']._serialized_start=1505
+  _globals['_REJECTED']._serialized_end=1620
+  _globals['_CLUSTERSTATUS']._serialized_start=1622
+  _globals['_CLUSTERSTATUS']._serialized_end=1668
+  _globals['_LOAD']._serialized_start=1670
+  _globals['_LOAD']._serialized_end=1785
+  _globals['_GETSTATEREQUEST']._serialized_start=1787
+  _globals['_GETSTATEREQUEST']._serialized_end=1804
+  _globals['_GETSTATERESPONSE']._serialized_start=1807
+  _globals['_GETSTATERESPONSE']._serialized_end=2457
+  _globals['_LEVELSTATE']._serialized_start=2459
+  _globals['_LEVELSTATE']._serialized_end=2540
+  _globals['_STAGESTATE']._serialized_start=2542
+  _globals['_STAGESTATE']._serialized_end=2642
+  _globals['_SCHEDULER']._serialized_start=3192
+  _globals['_SCHEDULER']._serialized_end=3355
 # @@protoc_insertion_point(module_scope)

@@ -250,6 +250,7 @@ class SchedulerMessage(_message.Message):
     REJECTED_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___SchedulerHello: ...
     @_builtins.property
@@ -262,6 +263,8 @@ class SchedulerMessage(_message.Message):
     def status(self) -> Global___ClusterStatus: ...
     @_builtins.property
     def batch(self) -> Global___MessageBatch: ...
+    @_builtins.property
+    def load(self) -> Global___Load: ...
     def __init__(
         self,
         *,
@@ -271,12 +274,13 @@ class SchedulerMessage(_message.Message):
         rejected: Global___Rejected | None = ...,
         status: Global___ClusterStatus | None = ...,
         batch: Global___MessageBatch | None = ...,
+        load: Global___Load | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "message", b"message", "rejected", b"rejected", "status", b"status", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "load", b"load", "message", b"message", "rejected", b"rejected", "status", b"status", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "message", b"message", "rejected", b"rejected", "status", b"status", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "finished", b"finished", "hello", b"hello", "load", b"load", "message", b"message", "rejected", b"rejected", "status", b"status", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "tokens", "finished", "rejected", "status", "batch"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "tokens", "finished", "rejected", "status", "batch", "load"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -454,6 +458,44 @@ class ClusterStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterStatus: _TypeAlias = ClusterStatus  # noqa: Y015
+
+@_typing.final
+class Load(_message.Message):
+    """What there is to do, a few times a second while it changes. Gateways of several schedulers choose by it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAITING_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    PIPELINES_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    waiting_prompt_tokens: _builtins.int
+    """Prompt tokens of requests that wait."""
+    live: _builtins.int
+    """Requests that wait or run."""
+    pipelines: _builtins.int
+    """Pipelines that serve now, and share this work."""
+    model_fingerprint: _builtins.str
+    """Of the model that they serve; empty while it is not known."""
+    accepted: _builtins.int
+    """Requests since the scheduler leads."""
+    def __init__(
+        self,
+        *,
+        waiting_prompt_tokens: _builtins.int = ...,
+        live: _builtins.int = ...,
+        pipelines: _builtins.int = ...,
+        model_fingerprint: _builtins.str = ...,
+        accepted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "live", b"live", "model_fingerprint", b"model_fingerprint", "pipelines", b"pipelines", "waiting_prompt_tokens", b"waiting_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Load: _TypeAlias = Load  # noqa: Y015
 
 @_typing.final
 class GetStateRequest(_message.Message):

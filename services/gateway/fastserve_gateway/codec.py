@@ -19,6 +19,7 @@ from fastserve_gateway.engine.events import (
     Ended,
     Failed,
     Ids,
+    Load,
     StopKind,
     Submission,
     TokenLogprob,
@@ -126,6 +127,10 @@ def view_from_wire(hello: scheduler_pb2.SchedulerHello, view: ClusterView) -> Cl
         policy=hello.policy,
         num_stages=hello.num_stages,
     )
+
+
+def load_from_wire(message: scheduler_pb2.Load) -> Load:
+    return Load(message.waiting_prompt_tokens, message.live, max(1, message.pipelines), message.model_fingerprint)
 
 
 def tokens_from_wire(message: scheduler_pb2.Tokens) -> TokensArrived:

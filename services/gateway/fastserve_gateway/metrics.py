@@ -5,10 +5,12 @@ to the scheduler ends in exactly one `finished_reason`, so `requests_accepted_to
 `request_success_total` over its reasons is what runs now.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from fastserve_common.vllm_names import PREFIX, Alias, aliased
@@ -41,7 +43,13 @@ VLLM_ALIASES = tuple(
 #: Every way an answer can end.
 OUTCOMES = ("stop", "length", "abort", "timeout", "rejected", "error")
 #: What a request can be refused with 429 for: a limit of this gateway, of the scheduler, or of its caller's key.
-LIMITS = ("max_concurrent_requests", "max_num_queued_reqs", "max_num_queued_tokens", "rate_limit")
+LIMITS = (
+    "max_concurrent_requests",
+    "max_concurrent_requests_per_key",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+    "rate_limit",
+)
 
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -97,12 +105,16 @@ class Metrics:
         waiting: Callable[[], float],
         connected: Callable[[], float],
         serving: Callable[[], bool],
+        groups: Callable[[], Mapping[str, tuple[bool, int]]],
     ) -> None:
-        """Gauges are read when they are scraped, so they cannot go stale. `serving`: requests get anywhere."""
+        """Gauges are read when they are scraped, so they cannot go stale. `serving`: requests get anywhere. `groups`: of
+        each by name, whether it serves and how many answers are there.
+        """
         self._gauge("num_requests_running", "Answers with a first token", running)
         self._gauge("num_requests_waiting", "Answers without a first token yet", waiting)
         self._waiting_by_reason(waiting, serving)
-        self._gauge("scheduler_connected", "1 while the scheduler's stream is up", connected)
+        self._gauge("scheduler_connected", "1 while a scheduler's stream is up", connected)
+        self.registry.register(_GroupCollector(self._labels["model_name"], groups))
 
     def _waiting_by_reason(self, waiting: Callable[[], float], serving: Callable[[], bool]) -> None:
         """More capacity helps those that wait for it, and nobody while no scheduler serves."""
@@ -161,6 +173,26 @@ class Metrics:
 
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(PREFIX + name, text, ("model_name",), registry=self.registry).labels(**self._labels).set_function(read)
+
+
+class _GroupCollector(Collector):
+    """Groups come and go."""
+
+    def __init__(self, model_name: str, read: Callable[[], Mapping[str, tuple[bool, int]]]) -> None:
+        self._model_name, self._read = model_name, read
+
+    def describe(self) -> list[Metric]:
+        """Registering must not ask."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name", "group")
+        ready = GaugeMetricFamily(f"{PREFIX}group_ready", "1 while requests may go to a group", labels=labels)
+        live = GaugeMetricFamily(f"{PREFIX}group_requests", "Answers in progress by group", labels=labels)
+        for group, (serves, num_live) in self._read().items():
+            ready.add_metric((self._model_name, group), float(serves))
+            live.add_metric((self._model_name, group), num_live)
+        yield from (ready, live)
 
 
 def _samples(metric: Counter | Histogram, suffix: str) -> list[Sample]:

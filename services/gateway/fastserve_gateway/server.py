@@ -18,7 +18,7 @@ from fastserve_common.state import StateError, StateStore, membership, open_stat
 from fastserve_common.tls import public_server_credentials
 from fastserve_gateway.engine.engine import Engine
 from fastserve_gateway.engine.events import ClusterView
-from fastserve_gateway.engine.link import SchedulerLink
+from fastserve_gateway.engine.groups import SchedulerGroups
 from fastserve_gateway.http.app import build_app
 from fastserve_gateway.http.protocol import LimitedHttpProtocol
 from fastserve_gateway.in_flight import InFlight
@@ -86,8 +86,12 @@ async def running(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         stack.callback(text.close)
         store = await _open_store(settings.state, stack)
         health = _Health(lambda: engine.not_ready())
-        link = SchedulerLink(
-            store, gateway_id, reconnect_timeout_s=settings.reconnect_timeout, on_change=health.on_change
+        link = SchedulerGroups(
+            store,
+            gateway_id,
+            reconnect_timeout_s=settings.reconnect_timeout,
+            only=settings.group,
+            on_change=health.on_change,
         )
         shared = SharedCounts(store)
         quotas = Quotas(

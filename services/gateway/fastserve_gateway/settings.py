@@ -33,6 +33,9 @@ class GatewaySettings(ClusterSettings):
         None, description="file with more keys or hashes, one per line; read again when it changes"
     )
 
+    group: tuple[str, ...] = Field(
+        (), description="use schedulers of this group only; may be repeated (default: of all groups in the state store)"
+    )
     max_model_len: int | None = Field(
         None, ge=1, description="prompt + answer in tokens; lowers the scheduler's limit, never raises it"
     )

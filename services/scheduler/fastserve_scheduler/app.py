@@ -14,15 +14,15 @@ import grpc.aio
 from fastserve.v1 import admin_pb2_grpc
 from fastserve_common.channels import GrpcServer
 from fastserve_common.settings import SettingsError
-from fastserve_common.state import StateStore, membership, open_state
+from fastserve_common.state import StateStore, in_group, membership, open_state
 from fastserve_scheduler import codec
 from fastserve_scheduler.admin import Admin
 from fastserve_scheduler.admin_service import ADMIN_SERVICE, AdminService
 from fastserve_scheduler.fleet import Fleet
-from fastserve_scheduler.leadership import MEMBER, ROLE, Leadership
+from fastserve_scheduler.leadership import ROLE, Leadership
 from fastserve_scheduler.messages import Status
 from fastserve_scheduler.metrics import serve_metrics
-from fastserve_scheduler.overrides import Overrides
+from fastserve_scheduler.overrides import NOTE, Overrides
 from fastserve_scheduler.service import SchedulerService
 from fastserve_scheduler.settings import SchedulerSettings
 
@@ -61,7 +61,7 @@ async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
         await grpc_server.set_serving(False)
         address = settings.address(port)
         log.info("listening", extra={"address": address})
-        leadership = Leadership(store, uuid.uuid4().hex)
+        leadership = Leadership(store, uuid.uuid4().hex, settings.group)
         try:
             return await _Process(settings, store, faces, grpc_server, leadership, address).serve(stop)
         finally:
@@ -90,7 +90,8 @@ class _Process:
                 return 0
             log.info("leading", extra={"generation": generation})
             if overrides is None:
-                overrides = Overrides(self.store, generation, self.settings)
+                note = in_group(NOTE, self.settings.group)
+                overrides = Overrides(self.store, generation, self.settings, note)
                 await overrides.load()
             overrides.generation = generation
             try:
@@ -111,12 +112,13 @@ class _Process:
         info = self.leadership.facts(self.address, generation)
         async with (
             _metrics_endpoint(self.settings, fleet),
-            membership(self.store, ROLE, MEMBER, info),
+            membership(self.store, ROLE, self.leadership.member, info),
         ):
             work = [
                 *(asyncio.create_task(work, name=name) for name, work in fleet.tasks()),
                 asyncio.create_task(_report_health(self.grpc_server, health), name="health"),
                 asyncio.create_task(overrides.keep(admin.adopt), name="overrides"),
+                asyncio.create_task(fleet.report_load(), name="load"),
                 asyncio.create_task(self.leadership.keep(), name="leadership"),
             ]
             try:

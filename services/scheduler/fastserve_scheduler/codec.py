@@ -4,13 +4,14 @@ The functions without a leading underscore are gRPC serializers and deserializer
 on the other. A deserializer raises ValueError for bytes that are no message of ours.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from fastserve.v1 import sampling_pb2, scheduler_pb2, stage_pb2
+from fastserve_common.cluster_state import sum_states
 from fastserve_common.packed import unpack_u32
 from fastserve_scheduler.core.snapshot import Snapshot, SwapSnapshot
 from fastserve_scheduler.kv_messages import HostArena
@@ -25,6 +26,7 @@ from fastserve_scheduler.messages import (
     GatewayHello,
     GatewayMessage,
     Hello,
+    Load,
     Measure,
     Measured,
     Ready,
@@ -127,6 +129,9 @@ def scheduler_message_to_wire(message: SchedulerMessage) -> bytes:
             _fill_request_message(pb, message)
         case Status(ready, detail):
             pb.status.ready, pb.status.detail = ready, detail
+        case Load(waiting_prompt_tokens, live, pipelines, fingerprint, accepted):
+            pb.load.waiting_prompt_tokens, pb.load.live, pb.load.pipelines = waiting_prompt_tokens, live, pipelines
+            pb.load.model_fingerprint, pb.load.accepted = fingerprint, accepted
         case Hello():
             hello = pb.hello
             hello.generation = message.generation
@@ -172,30 +177,9 @@ class FleetState:
     replicas: tuple[ClusterState, ...]
 
 
-#: Of several replicas the longest is told; everything else that is counted is added up.
-_LARGEST = frozenset({"longest_wait_ms"})
-
-
 def state_to_wire(state: FleetState) -> bytes:
     parts = [_state(replica, index) for index, replica in enumerate(state.replicas)]
-    return (parts[0] if len(parts) == 1 else _sum(parts)).SerializeToString()
-
-
-def _sum(parts: Sequence[scheduler_pb2.GetStateResponse]) -> scheduler_pb2.GetStateResponse:
-    whole = scheduler_pb2.GetStateResponse(policy=parts[0].policy)
-    for part in parts:
-        for field, value in part.ListFields():
-            if isinstance(value, int):
-                known = getattr(whole, field.name)
-                setattr(whole, field.name, max(known, value) if field.name in _LARGEST else known + value)
-        whole.stages.extend(part.stages)
-        for level in part.levels:
-            if level.level == len(whole.levels):
-                whole.levels.add(level=level.level, quantum_ns=level.quantum_ns)
-            whole.levels[level.level].waiting += level.waiting
-            whole.levels[level.level].running += level.running
-    whole.replicas.extend(parts)
-    return whole
+    return sum_states(parts).SerializeToString()
 
 
 def _state(state: ClusterState, replica: int) -> scheduler_pb2.GetStateResponse:

@@ -8,13 +8,17 @@ from typing import Any
 from fastserve_common.state import StateStore
 from fastserve_scheduler import codec
 from fastserve_scheduler.front import Front
+from fastserve_scheduler.gateway_link import Peer
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import Input
-from fastserve_scheduler.messages import Status
+from fastserve_scheduler.messages import Load, Status
 from fastserve_scheduler.replica import Replica
 from fastserve_scheduler.runner import Runner
 from fastserve_scheduler.sessions import Session
 from fastserve_scheduler.settings import SchedulerSettings
+
+#: How often gateways hear what there is to do.
+LOAD_PERIOD_S = 0.25
 
 
 @dataclass(slots=True)
@@ -52,6 +56,35 @@ class Fleet:
 
     def state(self) -> codec.FleetState:
         return codec.FleetState(tuple(replica.state() for replica in self.replicas))
+
+    @property
+    def links(self) -> tuple[Peer, ...]:
+        """The streams of gateways."""
+        return self.replicas[0].desk.links if self.front is None else self.front.links
+
+    def load(self) -> Load:
+        """What there is to do, over all replicas that do it."""
+        drivers = [replica.driver for replica in self.replicas]
+        runners = [driver.runner for driver in drivers if driver.runner is not None]
+        identities = [driver.identity for driver in drivers if driver.identity is not None]
+        return Load(
+            waiting_prompt_tokens=sum(runner.core.waiting_prompt_tokens for runner in runners),
+            live=self.num_live,
+            pipelines=sum(replica.desk.status.ready for replica in self.replicas),
+            fingerprint=identities[0].fingerprint if identities else "",
+            accepted=sum(driver.sessions.num_opened for driver in drivers),
+        )
+
+    async def report_load(self) -> None:
+        """Tell gateways what there is to do, when that has changed. Until cancelled."""
+        told: dict[Peer, Load] = {}
+        while True:
+            load, links = self.load(), self.links
+            for link in links:
+                if told.get(link) != load:
+                    link.send(load)
+            told = dict.fromkeys(links, load)
+            await asyncio.sleep(LOAD_PERIOD_S)
 
     async def drain(self) -> None:
         await asyncio.gather(*(replica.drain() for replica in self.replicas))

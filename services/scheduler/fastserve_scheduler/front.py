@@ -156,6 +156,10 @@ class Front:
             case _:
                 pass  # a message of a newer gateway
 
+    @property
+    def links(self) -> tuple[GatewayLink, ...]:
+        return tuple(self._links)
+
     def close_links(self) -> None:
         for link in self._links:
             link.close()

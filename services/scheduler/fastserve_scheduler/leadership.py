@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastserve_common.state import LEASE_TTL_S, StateError, StateStore
+from fastserve_common.state import DEFAULT_GROUP, LEASE_TTL_S, StateError, StateStore, in_group
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +26,21 @@ ROLE, MEMBER = "scheduler", "leader"
 class Leadership:
     store: StateStore
     owner: str
+    group: str = DEFAULT_GROUP
     ttl_s: float = LEASE_TTL_S
     #: Seconds since 1970.
     clock_s: Callable[[], float] = time.time
     #: The highest generation seen while standing by.
     _seen: int = 0
+
+    @property
+    def lease(self) -> str:
+        return in_group(LEASE, self.group)
+
+    @property
+    def member(self) -> str:
+        """The name that the leader registers under."""
+        return in_group(MEMBER, self.group)
 
     async def acquire(self) -> int:
         """Wait until we lead. Returns the generation: higher than that of every leader before."""
@@ -50,13 +60,15 @@ class Leadership:
 
     async def try_acquire(self) -> int | None:
         """The generation, or None when another one leads. Raises StateError."""
-        if not await self.store.acquire(LEASE, self.owner, self.ttl_s):
+        if not await self.store.acquire(self.lease, self.owner, self.ttl_s):
             return None
-        return await self.store.increment(GENERATION_COUNTER, max(self._seen + 1, int(self.clock_s())))
+        return await self.store.increment(
+            in_group(GENERATION_COUNTER, self.group), max(self._seen + 1, int(self.clock_s()))
+        )
 
     async def _look(self) -> None:
         """Remember whom we stand by for."""
-        leader = (await self.store.members(ROLE)).get(MEMBER, {})
+        leader = (await self.store.members(ROLE)).get(self.member, {})
         self._seen = max(self._seen, int(leader.get("generation", 0)))
 
     def facts(self, address: str, generation: int) -> dict[str, str]:
@@ -68,13 +80,13 @@ class Leadership:
         while True:
             await asyncio.sleep(self.ttl_s / 3)
             try:
-                if not await self.store.acquire(LEASE, self.owner, self.ttl_s):
+                if not await self.store.acquire(self.lease, self.owner, self.ttl_s):
                     return
             except StateError as error:
                 log.warning("cannot renew leadership, will retry: %s", error)
 
     async def give_up(self) -> None:
         try:
-            await self.store.release(LEASE, self.owner)
+            await self.store.release(self.lease, self.owner)
         except StateError as error:
             log.warning("cannot release leadership, it will expire: %s", error)

@@ -85,6 +85,17 @@ class Hello:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What there is to do. `live`: requests that wait or run; `pipelines`: those that serve; `accepted`: ever."""
+
+    waiting_prompt_tokens: int
+    live: int
+    pipelines: int
+    fingerprint: str
+    accepted: int
+
+
 class Tokens(NamedTuple):
     """`token_ids` packed; `offset`: output position of the first. `logprobs`: one encoded entry per id, or none."""
 
@@ -149,7 +160,7 @@ class Batch:
     messages: tuple[RequestMessage, ...]
 
 
-SchedulerMessage = Hello | Status | RequestMessage | Batch
+SchedulerMessage = Hello | Status | Load | RequestMessage | Batch
 
 
 # --- scheduler -> stage

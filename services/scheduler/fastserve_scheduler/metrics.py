@@ -8,11 +8,12 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fastserve_common.metrics import serve_registry
+from fastserve_common.state import DEFAULT_GROUP
 from fastserve_common.vllm_names import REPLICA_LABEL, Alias, aliased
 from fastserve_scheduler.core.commands import PlanItem, SwapDirection
 from fastserve_scheduler.core.snapshot import Snapshot
@@ -57,10 +58,12 @@ class LossCause(StrEnum):
 class Metrics:
     """What is counted as it happens."""
 
-    def __init__(self, num_stages: int = 0) -> None:
+    def __init__(self, num_stages: int = 0, group: str = DEFAULT_GROUP) -> None:
         """`num_stages`: of which what may happen is counted from zero on."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        leads = Gauge("fastserve:leads", "1: this process leads its group", ["group"], registry=self.registry)
+        leads.labels(group).set(1)
         self._iteration_seconds = Histogram(
             "fastserve:iteration_seconds",
             "Compute time of one iteration, all stages",

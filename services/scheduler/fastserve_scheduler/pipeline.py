@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from fastserve_common.state import LEASE_TTL_S, StateError, StateStore, stage_member
+from fastserve_common.state import DEFAULT_GROUP, LEASE_TTL_S, StateError, StateStore, stage_member
 from fastserve_scheduler.inbox import Inbox
 from fastserve_scheduler.inputs import FromStage, Input, Joined, Lost, PipelineChanged
 from fastserve_scheduler.kv_messages import HostArena
@@ -62,6 +62,7 @@ class Pipeline:
     inbox: Inbox[Input]
     clock_s: Callable[[], float]
     replica: int = 0
+    group: str = DEFAULT_GROUP
     epoch: int = 0
     joined: bool = False
     _slots: list[_Slot] = field(default_factory=list)
@@ -156,7 +157,7 @@ class Pipeline:
     def _observe(self, members: dict[str, dict[str, str]]) -> None:
         now_s = self.clock_s()
         for stage, slot in enumerate(self._slots):
-            info = members.get(stage_member(self.replica, stage))
+            info = members.get(stage_member(self.replica, stage, self.group))
             if info is None:
                 if slot.link is not None and now_s - slot.seen_s > ABSENT_S:
                     slot.link.close("it stopped renewing its membership")

@@ -25,7 +25,7 @@ _NS_PER_MS = 1e6
 async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
     """0 when the profile was measured and stored. The last line of standard output is the file's path."""
     store = open_state(settings.state)
-    leadership = Leadership(store, uuid.uuid4().hex)
+    leadership = Leadership(store, uuid.uuid4().hex, settings.group)
     try:
         generation = await leadership.try_acquire()
         if generation is None:
@@ -44,7 +44,7 @@ async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
 
 async def _measure(settings: SchedulerSettings, store: StateStore, generation: int, stop: asyncio.Event) -> int:
     inbox: Inbox[Input] = Inbox()
-    pipeline = Pipeline(store, settings.num_stages, generation, inbox, time.monotonic)
+    pipeline = Pipeline(store, settings.num_stages, generation, inbox, time.monotonic, group=settings.group)
     profiler = Profiler(ProfileStore(settings.profile_dir), pipeline.send_measure, settings.max_num_seqs, full=True)
     work = asyncio.create_task(pipeline.run(), name="pipeline")
     measuring = asyncio.create_task(_obtain(inbox, pipeline, profiler), name="measure")

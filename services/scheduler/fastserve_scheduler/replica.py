@@ -46,8 +46,10 @@ class Replica:
         on_status: Callable[[Status], None],
     ) -> "Replica":
         inbox: Inbox[Input] = Inbox()
-        metrics = Metrics(settings.num_stages)
-        pipeline = Pipeline(store, settings.num_stages, generation, inbox, time.monotonic, replica=index)
+        metrics = Metrics(settings.num_stages, settings.group)
+        pipeline = Pipeline(
+            store, settings.num_stages, generation, inbox, time.monotonic, replica=index, group=settings.group
+        )
         kv_link = KvLink(store, scheduler_id if index == 0 else f"{scheduler_id}-{index}", generation, inbox)
         hello = Hello(generation, settings.max_model_len, settings.max_model_len, settings.policy, settings.num_stages)
         desk = Desk(hello, Hold(settings.max_num_queued_reqs, settings.max_num_queued_tokens, metrics.refused))

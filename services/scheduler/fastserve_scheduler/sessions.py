@@ -116,6 +116,8 @@ class Sessions:
     on_refusal: Callable[[Refusal], None] = lambda _: None
     _by_request: dict[str, Session] = field(default_factory=dict)
     _by_job: dict[int, Session] = field(default_factory=dict)
+    #: Requests there ever were.
+    num_opened: int = 0
     _last_job_id: int = 0
     _step: int = 1
 
@@ -186,6 +188,7 @@ class Sessions:
         )
 
     def _create(self, submit: Submit, link: Link) -> Session:
+        self.num_opened += 1
         self._last_job_id += self._step
         suppressed = pack_u32(sorted(submit.stop_ids)) if submit.min_tokens else b""
         return Session(self._last_job_id, submit, link, submit.prompt + submit.delivered, suppressed)

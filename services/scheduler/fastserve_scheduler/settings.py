@@ -9,6 +9,7 @@ from typing import Literal, Self, cast
 from pydantic import Field, field_validator, model_validator
 
 from fastserve_common.settings import SettingsError
+from fastserve_common.state import DEFAULT_GROUP, GROUP_PATTERN
 from fastserve_common.tls import ClusterSettings
 from fastserve_common.units import SizeBytes
 from fastserve_scheduler.core.config import (
@@ -49,6 +50,9 @@ class SchedulerSettings(ClusterSettings):
     state: str = Field(description="state store: sqlite:///path or redis://host:port")
     listen: str = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0 picks one")
     advertise: str = Field("", description="host that gateways reach this process at; empty: the one it listens on")
+    group: str = Field(
+        DEFAULT_GROUP, pattern=GROUP_PATTERN, description="group of schedulers and stages; each has a leader of its own"
+    )
     num_stages: int = Field(1, ge=1, description="pipeline stages")
     num_replicas: int = Field(1, ge=1, le=MAX_REPLICAS, description="pipelines of the model that this process drives")
     replica_patience: float = Field(

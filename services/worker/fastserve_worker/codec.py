@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from fastserve.v1 import kvstore_pb2, sampling_pb2, stage_pb2
 from fastserve_common.packed import pack_u32, unpack_u32
-from fastserve_common.state import stage_member
+from fastserve_common.state import DEFAULT_GROUP, stage_member
 from fastserve_worker.errors import PlanError
 from fastserve_worker.messages import (
     ActivationPart,
@@ -205,7 +205,9 @@ def swap_report(epoch: int, stage: int, copy: Copy) -> stage_pb2.StageMessage:
     return stage_pb2.StageMessage(swap=report)
 
 
-def attach_request(info: StageInfo, shape: KvShape, trailer_bytes: int, replica: int = 0) -> kvstore_pb2.AttachRequest:
+def attach_request(
+    info: StageInfo, shape: KvShape, trailer_bytes: int, replica: int = 0, group: str = DEFAULT_GROUP
+) -> kvstore_pb2.AttachRequest:
     """`trailer_bytes`: behind the block in every slot, on every stage alike."""
     layout = kvstore_pb2.KvLayout(
         model_fingerprint=info.fingerprint,
@@ -218,7 +220,7 @@ def attach_request(info: StageInfo, shape: KvShape, trailer_bytes: int, replica:
         slot_bytes=shape.block_bytes + trailer_bytes,
     )
     return kvstore_pb2.AttachRequest(
-        owner=stage_member(replica, info.stage),
+        owner=stage_member(replica, info.stage, group),
         layout=layout,
         pipeline_slot_bytes=shape.pipeline_block_bytes + info.num_stages * trailer_bytes,
     )

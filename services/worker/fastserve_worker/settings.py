@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from fastserve_common.state import DEFAULT_GROUP, GROUP_PATTERN
 from fastserve_common.tls import ClusterSettings
 from fastserve_common.units import GIB, SizeBytes
 
@@ -27,6 +28,9 @@ class WorkerSettings(ClusterSettings):
         "", description="HOST or HOST:PORT that others reach this stage at (default: where it listens)"
     )
     model_dir: Path | None = Field(None, description="folder with config.json and safetensors weights")
+    group: str = Field(
+        DEFAULT_GROUP, pattern=GROUP_PATTERN, description="group of schedulers and stages that this stage belongs to"
+    )
     replica: int = Field(0, ge=0, description="which pipeline of the model this stage is part of, from 0")
     stage: int = Field(0, ge=0, description="which stage of the pipeline this is, from 0")
     num_stages: int = Field(1, ge=1, description="stages of the pipeline")

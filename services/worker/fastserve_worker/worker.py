@@ -92,6 +92,7 @@ async def _host_memory(store: StateStore, server: StageServer, settings: WorkerS
         shape,
         checksums=settings.kv_checksums,
         replica=settings.replica,
+        group=settings.group,
         use=server.attach_host,
     )
     await link.refresh()
@@ -118,7 +119,7 @@ async def _serve(store: StateStore, info: StageInfo, settings: WorkerSettings, p
     await _wait_for_store(store, stop)
     if stop.is_set():
         return
-    async with membership(store, ROLE, stage_member(settings.replica, info.stage), facts):
+    async with membership(store, ROLE, stage_member(settings.replica, info.stage, settings.group), facts):
         log.info("serving", extra={"address": address, "num_blocks": info.num_blocks, "len": info.max_model_len})
         await stop.wait()
     log.info("stopping")

@@ -17,12 +17,16 @@ from fastserve_common.state.sqlite import SqliteState
 from fastserve_common.state.store import LEASE_TTL_S, Occupied, StateError, StateStore
 
 __all__ = [
+    "DEFAULT_GROUP",
+    "GROUP_PATTERN",
     "LEASE_TTL_S",
     "Occupied",
     "RedisState",
     "SqliteState",
     "StateError",
     "StateStore",
+    "group_of",
+    "in_group",
     "membership",
     "open_state",
     "stage_member",
@@ -31,10 +35,26 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+#: A scheduler with its standbys and stages is a group; several may serve one model. Who is not told belongs to this.
+DEFAULT_GROUP = "default"
+#: What a group may be called.
+GROUP_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_OF = "@"
 
-def stage_member(replica: int, stage: int) -> str:
+
+def in_group(name: str, group: str) -> str:
+    """What something that every group has is called in the store; the default group's keeps its plain name."""
+    return name if group == DEFAULT_GROUP else f"{name}{_OF}{group}"
+
+
+def group_of(name: str) -> str:
+    """Which group a name belongs to."""
+    return name.partition(_OF)[2] or DEFAULT_GROUP
+
+
+def stage_member(replica: int, stage: int, group: str = DEFAULT_GROUP) -> str:
     """The name under which a stage registers in role `stage`: that of the first replica has no number."""
-    return f"stage-{stage}" if replica == 0 else f"stage-{replica}-{stage}"
+    return in_group(f"stage-{stage}" if replica == 0 else f"stage-{replica}-{stage}", group)
 
 
 def open_state(url: str) -> StateStore:

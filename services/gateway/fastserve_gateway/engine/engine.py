@@ -7,7 +7,7 @@ from fastserve.v1 import scheduler_pb2
 from fastserve_common.errors import AlreadyExistsError, ResourceExhaustedError, UnavailableError
 from fastserve_gateway.codec import DEFAULT_RETRY_MS
 from fastserve_gateway.engine.events import ClusterView
-from fastserve_gateway.engine.link import SchedulerLink
+from fastserve_gateway.engine.groups import SchedulerGroups
 from fastserve_gateway.engine.session import Session
 from fastserve_gateway.in_flight import InFlight
 from fastserve_gateway.metrics import Metrics
@@ -24,7 +24,7 @@ class Engine:
         self,
         settings: GatewaySettings,
         text: TextModel,
-        link: SchedulerLink,
+        link: SchedulerGroups,
         metrics: Metrics,
         quotas: Quotas,
         in_flight: InFlight,
@@ -51,6 +51,7 @@ class Engine:
             waiting=lambda: self.num_waiting,
             connected=lambda: float(self.view.connected),
             serving=lambda: self.view.serving,
+            groups=link.counts,
         )
 
     @property

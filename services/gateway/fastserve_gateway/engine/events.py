@@ -116,6 +116,17 @@ class ClusterView:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What a scheduler has to do, as it said last. `live`: requests that wait or run; `pipelines` share the work."""
+
+    waiting_tokens: int = 0
+    live: int = 0
+    pipelines: int = 1
+    #: Of the model it serves; "": it has not said.
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """One answer to be generated, as the scheduler is told."""
 

@@ -1,7 +1,8 @@
-"""The gateway's one stream to the scheduler: find it, talk, and after a break come back with everything live.
+"""The gateway's one stream to a group's scheduler: find it, talk, and after a break come back with everything live.
 
 A request outlives the scheduler it was sent to: it is submitted again, under its id and with the ids that have
-arrived, to whoever leads next. Only when nobody has come back for `reconnect_timeout_s` do live requests fail.
+arrived, to whoever leads the group next. Only when nobody has come back for `reconnect_timeout_s` does another group
+go on with what is live, or, where there is none, does it fail.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -18,14 +20,17 @@ import grpc.aio
 from fastserve.v1 import scheduler_pb2, scheduler_pb2_grpc
 from fastserve_common.channels import open_channel
 from fastserve_common.errors import FastServeError, UnavailableError
-from fastserve_common.state import StateError, StateStore
+from fastserve_common.state import DEFAULT_GROUP, StateError, StateStore, in_group
 from fastserve_gateway import codec
 from fastserve_gateway.codec import CancelReason
-from fastserve_gateway.engine.events import ClusterView, Failed
+from fastserve_gateway.engine.events import ClusterView, Failed, Load
 from fastserve_gateway.engine.outbox import Outbox, first_to_fail
 from fastserve_gateway.engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
+
+#: What schedulers are in the state store, and what the one that leads the default group is called there.
+ROLE, LEADER_MEMBER = "scheduler", "leader"
 
 HELLO_TIMEOUT_S = 5.0
 #: Pause between attempts to connect: doubles from the first to the last, with jitter.
@@ -57,10 +62,19 @@ class SchedulerLink:
         gateway_id: str,
         *,
         reconnect_timeout_s: float,
+        group: str = DEFAULT_GROUP,
         on_change: Callable[[ClusterView], None] = lambda view: None,
+        elsewhere: Callable[[Sequence, Several[str]], bool] = lambda sequence, tried: False,
     ) -> None:
-        """`on_change` is called whenever `view` has changed."""
+        """`on_change` is called whenever `view` has changed, or which model is served. `elsewhere`: whether a group
+        that is none of those named goes on with a sequence.
+        """
+        self.group = group
         self.view = ClusterView()
+        self.load = Load()
+        #: Prompt tokens and requests that were sent since `load` came.
+        self.sent_tokens = self.sent_live = 0
+        self._elsewhere = elsewhere
         self._store = store
         self._gateway_id = gateway_id
         self._reconnect_timeout_s = reconnect_timeout_s
@@ -68,7 +82,6 @@ class SchedulerLink:
         self._outbox = Outbox()
         self._live: dict[str, Sequence] = {}
         self._unconfirmed: dict[str, CancelReason] = {}
-        self._serial = 0
         self._give_up: asyncio.TimerHandle | None = None
         self._resubmits: dict[str, asyncio.TimerHandle] = {}
         #: None while there is no stream.
@@ -78,16 +91,15 @@ class SchedulerLink:
     def num_live(self) -> int:
         return len(self._live)
 
-    def free_wire_id(self, wanted: str) -> str:
-        """`wanted`, unless the scheduler may still speak of an earlier request under that id."""
-        if wanted not in self._live and wanted not in self._unconfirmed:
-            return wanted
-        self._serial += 1
-        return f"{wanted}~{self._serial}"
+    def knows(self, wire_id: str) -> bool:
+        """Whether the scheduler may still speak of a request under that id."""
+        return wire_id in self._live or wire_id in self._unconfirmed
 
     def submit(self, sequence: Sequence) -> None:
         """From here until it ended, failed or was cancelled the sequence hears what the scheduler says."""
         self._live[sequence.wire_id] = sequence
+        self.sent_tokens += len(sequence.submission.prompt_ids)
+        self.sent_live += 1
         if self.view.connected:
             self._outbox.put(codec.submit_to_wire(sequence.submission, sequence.received))
 
@@ -96,6 +108,10 @@ class SchedulerLink:
         if self._live.pop(wire_id, None) is None:
             return
         self._drop_timer(wire_id)
+        self._take_back(wire_id, reason)
+
+    def _take_back(self, wire_id: str, reason: CancelReason) -> None:
+        """Until the scheduler confirms it, over its restarts too."""
         self._unconfirmed[wire_id] = reason
         if len(self._unconfirmed) > MAX_UNCONFIRMED_CANCELS:
             del self._unconfirmed[next(iter(self._unconfirmed))]
@@ -130,10 +146,10 @@ class SchedulerLink:
 
     async def _leader(self) -> Leader:
         try:
-            members = await self._store.members("scheduler")
+            members = await self._store.members(ROLE)
         except StateError as error:
             raise LinkLostError(f"the state store does not answer: {error}") from error
-        info = members.get("leader")
+        info = members.get(in_group(LEADER_MEMBER, self.group))
         if info is None or "address" not in info:
             raise LinkLostError("no scheduler is registered")
         return Leader(info["address"], info.get("incarnation", ""))
@@ -143,7 +159,8 @@ class SchedulerLink:
         async with open_channel(leader.address) as channel:
             call: Stream = scheduler_pb2_grpc.SchedulerStub(channel).Connect()
             try:
-                hello = await asyncio.wait_for(self._greet(call), HELLO_TIMEOUT_S)
+                async with asyncio.timeout(HELLO_TIMEOUT_S):  # wait_for may lose a cancellation: the task never ended
+                    hello = await self._greet(call)
                 self._attach(hello, leader)
                 self._channel = channel
                 await first_to_fail(self._read(call), self._write(call), self._watch(leader))
@@ -192,7 +209,9 @@ class SchedulerLink:
     def _attach(self, hello: scheduler_pb2.SchedulerHello, leader: Leader) -> None:
         detail = "the scheduler has not reported its stages yet"
         self.view = codec.view_from_wire(hello, ClusterView(connected=True, detail=detail))
-        log.info("connected to scheduler", extra={"address": leader.address, "generation": hello.generation})
+        self._on_load(Load())
+        facts = {"address": leader.address, "generation": hello.generation, "group": self.group}
+        log.info("connected to scheduler", extra=facts)
         self._cancel_timers()
         self._outbox.clear()
         for wire_id, reason in self._unconfirmed.items():
@@ -206,7 +225,7 @@ class SchedulerLink:
         changed = was_connected or self.view.detail != why
         self.view = replace(self.view, connected=False, ready=False, detail=why)
         if was_connected:
-            log.warning("lost the scheduler: %s", why, extra={"live": len(self._live)})
+            log.warning("lost the scheduler: %s", why, extra={"live": len(self._live), "group": self.group})
             self._outbox.clear()
             for sequence in self._live.values():
                 sequence.accepted = True
@@ -220,7 +239,10 @@ class SchedulerLink:
         error = UnavailableError(problem, retry_after_ms=codec.DEFAULT_RETRY_MS)
         for sequence in list(self._live.values()):
             self._end(sequence)
-            sequence.failed(Failed(error, "error"))
+            if self._elsewhere(sequence, [self.group]):
+                self._take_back(sequence.wire_id, CancelReason.CLIENT)
+            else:
+                sequence.failed(Failed(error, "error"))
 
     def _cancel_timers(self) -> None:
         if self._give_up is not None:
@@ -267,8 +289,16 @@ class SchedulerLink:
             case "status":
                 self.view = replace(self.view, ready=message.status.ready, detail=message.status.detail)
                 self._on_change(self.view)
+            case "load":
+                self._on_load(codec.load_from_wire(message.load))
             case _:
                 log.debug("ignoring a message of a newer scheduler")
+
+    def _on_load(self, load: Load) -> None:
+        another_model = load.fingerprint != self.load.fingerprint
+        self.load, self.sent_tokens, self.sent_live = load, 0, 0
+        if another_model:
+            self._on_change(self.view)
 
     def _on_tokens(self, tokens: scheduler_pb2.Tokens) -> None:
         sequence = self._live.get(tokens.request_id)
@@ -296,4 +326,6 @@ class SchedulerLink:
             self._resubmits[sequence.wire_id] = loop.call_later(RESUBMIT_PAUSE_S, self._resubmit, sequence)
             return
         self._end(sequence)
-        sequence.failed(codec.failed_from_wire(rejected))
+        sequence.tried.append(self.group)
+        if rejected.reason not in codec.TRANSIENT_REFUSALS or not self._elsewhere(sequence, sequence.tried):
+            sequence.failed(codec.failed_from_wire(rejected))

@@ -21,6 +21,8 @@ class Sequence:
         self.resumes = bool(self.received)
         #: Accepted by some scheduler: a refusal when it is submitted again is waited out, not shown.
         self.accepted = False
+        #: Groups that have refused it.
+        self.tried: list[str] = []
         self._sink = sink
         self._refused_since_s: float | None = None
 

@@ -31,7 +31,7 @@ from fastserve_gateway.engine.events import (
     TokensArrived,
     Usage,
 )
-from fastserve_gateway.engine.link import SchedulerLink
+from fastserve_gateway.engine.groups import SchedulerGroups
 from fastserve_gateway.engine.sequence import Sequence
 from fastserve_gateway.engine.span import RequestSpan
 from fastserve_gateway.in_flight import Places
@@ -55,7 +55,7 @@ class Session:
     def __init__(
         self,
         request: GenerationRequest,
-        link: SchedulerLink,
+        link: SchedulerGroups,
         text: TextModel,
         metrics: Metrics,
         *,

@@ -28,6 +28,7 @@ LIVE_ONLY = frozenset(ClusterSettings.model_fields) | {
     "num_stages",
     "profile_dir",
     "profile_only",
+    "group",
     "journal",
     "journal_file_size",
     "journal_files",

@@ -9,7 +9,7 @@ import grpc.aio
 from fastserve.v1 import kvstore_pb2, kvstore_pb2_grpc
 from fastserve_common import segments
 from fastserve_common.channels import open_channel
-from fastserve_common.state import StateError, StateStore
+from fastserve_common.state import DEFAULT_GROUP, StateError, StateStore
 from fastserve_worker import codec
 from fastserve_worker.messages import KvShape, StageInfo
 from fastserve_worker.swap.host_slab import TRAILER_BYTES, HostSlab
@@ -39,13 +39,14 @@ class HostLink:
         *,
         checksums: bool,
         replica: int = 0,
+        group: str = DEFAULT_GROUP,
         use: Callable[[HostSlab], Awaitable[None]],
     ) -> None:
         """`use` is called with every slab attached to."""
         self._store = store
         self._node = node
         self._block_bytes = shape.block_bytes
-        self._request = codec.attach_request(info, shape, TRAILER_BYTES if checksums else 0, replica)
+        self._request = codec.attach_request(info, shape, TRAILER_BYTES if checksums else 0, replica, group)
         self._use = use
         self._attached_to: dict[str, str] = {}
         self._complaint = ""
