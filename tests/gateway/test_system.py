@@ -291,6 +291,8 @@ async def test_vllm_names_repeat_what_vllm_has_and_nothing_else(tmp_path: Path) 
             "fastserve:rate_limit_unchecked",
             "fastserve:http_requests",
             "fastserve:scheduler_connected",
+            "fastserve:group_ready",
+            "fastserve:group_requests",
         }
         assert len([line for line in lines if line.startswith("process_open_fds ")]) == 1
 

@@ -18,6 +18,7 @@ from fastserve_scheduler.messages import (
     Finished,
     GatewayHello,
     Hello,
+    Load,
     Measure,
     Measured,
     Point,
@@ -212,7 +213,7 @@ def test_a_batch_is_its_messages_in_order() -> None:
 
 
 @settings(deadline=None)
-@given(st.builds(Tokens, names, u32, packed))
+@given(st.builds(Tokens, names, u32, packed, st.just(())))
 def test_tokens_round_trip(tokens: Tokens) -> None:
     pb = _said(codec.scheduler_message_to_wire(tokens)).tokens
     assert Tokens(pb.request_id, pb.offset, pb.token_ids) == tokens
@@ -247,6 +248,9 @@ def test_every_refusal_has_a_number_of_its_own(reason: Refusal) -> None:
 def test_hello_and_status_round_trip() -> None:
     pb = _said(codec.scheduler_message_to_wire(Hello(1, 2, 3, "fcfs", 4))).hello
     assert (pb.generation, pb.max_model_len, pb.max_request_tokens, pb.policy, pb.num_stages) == (1, 2, 3, "fcfs", 4)
+    load = _said(codec.scheduler_message_to_wire(Load(12, 3, 2, "a-model", 9))).load
+    assert (load.waiting_prompt_tokens, load.live, load.pipelines) == (12, 3, 2)
+    assert (load.model_fingerprint, load.accepted) == ("a-model", 9)
     status = _said(codec.scheduler_message_to_wire(Status(True, "all there"))).status
     assert (status.ready, status.detail) == (True, "all there")
 

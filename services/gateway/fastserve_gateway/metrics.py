@@ -107,8 +107,8 @@ class Metrics:
         serving: Callable[[], bool],
         groups: Callable[[], Mapping[str, tuple[bool, int]]],
     ) -> None:
-        """Gauges are read when they are scraped, so they cannot go stale. `serving`: requests get anywhere. `groups`: of
-        each by name, whether it serves and how many answers are there.
+        """Gauges are read when they are scraped, so they cannot go stale. `serving`: requests get anywhere. `groups`:
+        of each by name, whether it serves and how many answers are there.
         """
         self._gauge("num_requests_running", "Answers with a first token", running)
         self._gauge("num_requests_waiting", "Answers without a first token yet", waiting)
