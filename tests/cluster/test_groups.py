@@ -43,15 +43,19 @@ class Processes:
             profile_dir=profiles,
             served_model_name=("words",),
         )
-        model = specs.Model(words, "words", FAKE_VOCAB_SIZE)
-        (stage,) = specs.workers(self._settings, state_url, model)
+        self._model = specs.Model(words, "words", FAKE_VOCAB_SIZE)
+        self.schedulers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        (stage,) = specs.workers(self._settings, self.state_url, self._model)
         for group in GROUPS:
             self._start(stage, f"--group={group}")
-        self._start(specs.gateway(self._settings, state_url, model, port=0, grpc_port=0))
-        self.schedulers = {group: self.start_scheduler(group) for group in GROUPS}
+            self.start_scheduler(group)
+        self._start(specs.gateway(self._settings, self.state_url, self._model, port=0, grpc_port=0))
 
-    def start_scheduler(self, group: str) -> subprocess.Popen[bytes]:
-        return self._start(specs.scheduler(self._settings, self.state_url), f"--group={group}")
+    def start_scheduler(self, group: str) -> None:
+        spec = specs.scheduler(self._settings, self.state_url, self._model)
+        self.schedulers[group] = self._start(spec, f"--group={group}")
 
     def _start(self, spec: specs.ChildSpec, *flags: str) -> subprocess.Popen[bytes]:
         environment = specs.child_environment(spec.environment, os.environ)
@@ -71,9 +75,12 @@ class Processes:
 
 @pytest.fixture
 def processes(tmp_path: Path, words: Path, profiles: Path, redis_url: str) -> Iterator[Processes]:
-    started = Processes(tmp_path, words, profiles, redis_url)
-    yield started
-    started.end()
+    processes = Processes(tmp_path, words, profiles, redis_url)
+    try:
+        processes.start()
+        yield processes
+    finally:
+        processes.end()
 
 
 @contextlib.asynccontextmanager
@@ -134,5 +141,5 @@ async def through_it_all(processes: Processes) -> None:
         processes.schedulers["b"].send_signal(signal.SIGKILL)
         processes.schedulers["b"].wait()
         assert await ask(prompts[0]) == fake_answer(prompts[0], MAX_TOKENS), "the other group is there"
-        processes.schedulers["b"] = processes.start_scheduler("b")
+        processes.start_scheduler("b")
         assert [await answer for answer in long_ones] == [fake_answer(prompt, MAX_TOKENS) for prompt in prompts]

@@ -197,8 +197,11 @@ def test_selectors_find_pods(variant: str) -> None:
     pods = [workload.labels.items() for workload in workloads(variant)]
     chosen = [s for d in documents(variant) if d["kind"] != "ServiceMonitor" for s in selectors(d)]
     chosen += [d["spec"]["selector"] for d in documents(variant, "Service")]
+    others = values(variant).get("networkPolicy", {}).get("gatewaysOfReleases", [])
     for selector in chosen:
-        if "kubernetes.io/metadata.name" not in selector and selector["app.kubernetes.io/component"] != "kvstore":
+        if selector.get("app.kubernetes.io/instance") in others:
+            assert selector["app.kubernetes.io/component"] == "gateway"
+        elif "kubernetes.io/metadata.name" not in selector and selector["app.kubernetes.io/component"] != "kvstore":
             assert any(selector.items() <= labels for labels in pods), selector
     own = [
         (w.document["spec"]["selector"]["matchLabels"], w.labels)
