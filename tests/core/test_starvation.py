@@ -22,6 +22,7 @@ from fastserve_scheduler.core import SchedulerCore
 from fastserve_scheduler.core.commands import RunIteration
 from fastserve_scheduler.core.config import Promotion
 from fastserve_scheduler.core.events import Event, JobArrived
+from fastserve_scheduler.core.kv.recompute import Recompute
 from fastserve_scheduler.core.policies import POLICIES
 from fastserve_scheduler.core.rescue import MAX_LIFTS_PER_STEP
 from fastserve_scheduler.sim import Simulator
@@ -131,3 +132,40 @@ def test_the_pipeline_drains_for_a_ticket_whose_blocks_are_in_flight() -> None:
     arrivals.append((1, JobArrived(3, 780, 2)))
     result = Simulator(core, PerToken(2), check=True).run(arrivals, 200)
     assert result.jobs[3].first_token_ns < (300 + 780 + 5 * 10) * MS
+
+
+def first_after_the_others(
+    stages: int, first_priority: int = 0, policy: str = "fixed-priority", kv_policy: str = "recompute", slots: int = 0
+) -> tuple[int, int]:
+    """Time to first token of a job that needs nearly all blocks, while two others that came 1.5 s before take turns on
+    all stages; and when the first of those is done."""
+    core = SchedulerCore(
+        config(num_stages=stages, max_batch_size=1, policy=policy, kv_policy=kv_policy, swap_min_batches=0), PROFILE
+    )
+    arrivals: list[tuple[int, Event]] = [(0, JobArrived(number, 4, 300, priority=5)) for number in (1, 2)]
+    arrivals.append((1500 * MS, JobArrived(3, 780, 2, priority=first_priority)))
+    jobs = Simulator(core, PerToken(stages), check=True).run(arrivals, 200, host_slots=slots).jobs
+    return jobs[3].first_token_ns - jobs[3].arrived_ns, min(jobs[1].latency_ns, jobs[2].latency_ns)
+
+
+@pytest.mark.parametrize(("kv_policy", "slots"), [("recompute", 0), ("proactive", 1000), ("reactive", 1000)])
+def test_the_first_in_the_order_waits_no_longer_on_several_stages_than_on_one(kv_policy: str, slots: int) -> None:
+    alone_ns, _ = first_after_the_others(1, kv_policy=kv_policy, slots=slots)
+    assert alone_ns < 800 * MS, "it runs at once"
+    for stages in (2, 3):
+        assert first_after_the_others(stages, kv_policy=kv_policy, slots=slots)[0] <= alone_ns + 10 * MS
+
+
+@pytest.mark.parametrize("policy", ["fixed-priority", "fcfs"])
+def test_nothing_is_drained_for_a_job_that_nobody_in_flight_gives_way_to(policy: str) -> None:
+    """The two that run are done as soon as without it: 300 turns through the pipeline, 10 ms each."""
+    _, done_ns = first_after_the_others(2, first_priority=5, policy=policy)
+    assert done_ns < 3000 * MS
+
+
+def test_the_pipeline_is_not_drained_twice_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who would give way do not, once they could: one iteration with a plan less in flight is all it costs."""
+    monkeypatch.setattr(Recompute, "victims", lambda self, job, shortfall: None if shortfall > 45 else [])
+    _, done_ns = first_after_the_others(2)
+    _, undrained_ns = first_after_the_others(2, first_priority=5)
+    assert undrained_ns < done_ns <= undrained_ns + 10 * MS

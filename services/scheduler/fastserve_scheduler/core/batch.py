@@ -7,6 +7,7 @@ requester claims them, and nobody without KV takes them before it. A job on the 
 is swapped in when there are blocks for it, and the batch goes on without it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from fastserve_scheduler.core.commands import SwapDirection
 from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.job import Job
 from fastserve_scheduler.core.kv import KvPolicy
+from fastserve_scheduler.core.kv.policy import gives_way
 from fastserve_scheduler.core.kv_state import KvState
 from fastserve_scheduler.core.line import Line
 from fastserve_scheduler.core.policies import Order
@@ -72,8 +74,18 @@ class Batch:
 
 
 class BatchFormer:
-    def __init__(self, config: CoreConfig, order: Order, line: Line, tiers: Tiers, kv: KvPolicy) -> None:
+    def __init__(
+        self,
+        config: CoreConfig,
+        order: Order,
+        line: Line,
+        tiers: Tiers,
+        kv: KvPolicy,
+        flying: Callable[[], list[Job]],
+    ) -> None:
+        """`flying`: the jobs in flight."""
         self._config, self._order, self._line, self._tiers, self._kv = config, order, line, tiers, kv
+        self._flying = flying
         self._pool = tiers.pool
 
     def form(self, num_flying: int) -> Batch:
@@ -92,11 +104,11 @@ class BatchFormer:
             job = self._line.next(cursor, absent_too=walk.admitting, away_too=walk.away_left > 0)
             if job is None:
                 break
-            cursor = job.rank
+            leads, cursor = cursor == FIRST, job.rank
             shortage = self._try(job, batch, walk, num_flying)
             if shortage is None:
                 continue
-            if shortage is Shortage.BLOCKS and job.ticket and self._must_drain(batch, num_flying):
+            if shortage is Shortage.BLOCKS and self._must_drain(job, batch, num_flying, leads=leads):
                 break
             if not walk.may_pass(job):
                 break
@@ -183,10 +195,23 @@ class BatchFormer:
         else:
             self._tiers.evict(victim)
 
-    def _must_drain(self, batch: Batch, num_flying: int) -> bool:
-        """The first in the order holds a ticket and its blocks are in flight: were the jobs behind it planned again
-        while others are still out, its blocks would never be idle all at once."""
-        return not batch.picks and num_flying > 0 and self._kv.evicts
+    def _must_drain(self, job: Job, batch: Batch, num_flying: int, *, leads: bool) -> bool:
+        """The first in the order, or the first ticket, lacks blocks that are in flight: were the jobs behind it planned
+        again while others are still out, its blocks would never be idle all at once."""
+        if batch.picks or not self._kv.evicts:
+            return False
+        if not num_flying:
+            job.drained |= leads
+            return False
+        return job.ticket or (leads and not job.drained and self._frees_enough(job))
+
+    def _frees_enough(self, job: Job) -> bool:
+        """A job without KV finds its blocks as soon as nothing is in flight."""
+        if job.kv is not KvState.ABSENT:
+            return False
+        needed = self._pool.blocks_for(self._kv.tokens_to_hold(job, job.pending_tokens))
+        flying = sum(len(victim.table) for victim in self._flying() if gives_way(victim, job))
+        return self._kv.victims(job, max(0, needed - self._pool.num_free - flying)) is not None
 
     def _fair_share(self, runnable: int) -> int:
         """Jobs a batch may take. With fewer than P*B runnable ones on P stages, ceil(runnable/P): a batch that took

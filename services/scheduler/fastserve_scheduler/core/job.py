@@ -49,6 +49,8 @@ class Job:
     #: Number of the plan it is in.
     seq: int = NOT_IN_FLIGHT
     aborted: bool = False
+    #: Came first, found no blocks, and nothing was in flight: draining the pipeline for it is in vain.
+    drained: bool = False
     #: Has produced a token here. Until then it is not promoted above the queue it joined.
     started: bool = False
     #: Predicted at its arrival for its first iteration; 0 when that is over.

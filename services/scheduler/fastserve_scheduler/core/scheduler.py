@@ -21,7 +21,6 @@ from fastserve_scheduler.core.events import (
     StageDown,
     StageUp,
     SwapDone,
-    Woke,
 )
 from fastserve_scheduler.core.flight import Flight
 from fastserve_scheduler.core.history import Happening, History, Moment
@@ -80,7 +79,7 @@ class SchedulerCore:
         self.memory = memory
         self.pool, self.line, self.tiers, self.enst = memory.pool, memory.line, memory.tiers, memory.enst
         self._appetite = memory.appetite
-        self._former = BatchFormer(self.config, self.order, self.line, self.tiers, memory.kv)
+        self._former = BatchFormer(self.config, self.order, self.line, self.tiers, memory.kv, self._flying)
         self._door = Door(self.config, self.pool, self.predictor)
 
     @property
@@ -103,7 +102,9 @@ class SchedulerCore:
             case JobArrived():
                 self._job_arrived(event, out)
             case JobAborted(job_id):
-                self._job_aborted(job_id, out)
+                if job_id not in self.jobs:
+                    return []  # nothing has changed: not the time to look around, which drivers need not say
+                self._job_aborted(self.jobs[job_id], out)
             case StageUp(stage, num_blocks):
                 self._stage_up(stage, num_blocks, out)
             case StageDown(stage):
@@ -112,8 +113,6 @@ class SchedulerCore:
                 self._told(event)
             case HostSlotsGranted() | HostStoreDown() | SwapDone():
                 self._host_event(event)
-            case Woke():
-                pass
         if self.stages_up:
             self._step(settled, out)
         return out + self.tiers.say()
@@ -156,10 +155,7 @@ class SchedulerCore:
         else:
             self._wait(job)
 
-    def _job_aborted(self, job_id: int, out: list[Command]) -> None:
-        job = self.jobs.get(job_id)
-        if job is None:
-            return
+    def _job_aborted(self, job: Job, out: list[Command]) -> None:
         if job.in_flight:
             # Its blocks are being written; it ends when the iteration is settled.
             job.aborted = True
@@ -389,11 +385,11 @@ class SchedulerCore:
         flight = Flight.of(picks, self.tiers.swaps.depart(), seq, self.epoch, self.config)
         self.flights[seq] = flight
         if picks:
-            self._appetite.launched(self._flying_blocks())
+            self._appetite.launched(sum(len(job.table) for job in self._flying()))
         return flight.plan
 
-    def _flying_blocks(self) -> int:
-        return sum(len(job.table) for flight in self.flights.values() for job in flight.jobs)
+    def _flying(self) -> list[Job]:
+        return [job for flight in self.flights.values() for job in flight.jobs]
 
     def record(self, job: Job, happening: Happening, detail: int) -> None:
         self._history.record(self._now_ns, job.job_id, happening, detail)
