@@ -15,6 +15,7 @@ SERVE_STAMP := $(VENV)/stamps/serve-$(call hash,$(SERVE_REQUIREMENTS))
 TEST_STAMP := $(VENV)/stamps/test-$(call hash,$(TEST_REQUIREMENTS))
 INFRA_REQUIREMENTS := $(TEST_REQUIREMENTS) requirements/infra.txt
 INFRA_STAMP := $(VENV)/stamps/infra-$(call hash,$(INFRA_REQUIREMENTS))
+CLIENTS_STAMP := $(CLIENTS)/stamps/$(call hash,requirements/clients.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # One thread per process: the suites run many processes on few cores.
@@ -22,7 +23,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 QUICK := not cluster and not full and not gpu and not infra
 PROCESSES := cluster and not full and not gpu and not infra
 
-.PHONY: help serve venv test test-quick test-processes test-full test-infra lint format types docs clients proto proto-check proto-snapshot clean
+.PHONY: help serve venv venv-infra test test-quick test-processes test-full test-infra lint format types docs clients proto proto-check proto-snapshot clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -31,6 +32,8 @@ serve: $(SERVE_STAMP) ## serve a model on this machine (MODEL=, PORT=, ARGS=)
 	@exec $(BIN)/fastserve serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 venv: $(TEST_STAMP) ## install everything that serving and testing need
+
+venv-infra: $(INFRA_STAMP) $(CLIENTS_STAMP) ## also what test-infra needs, and clients that others wrote, in .venv-clients
 
 test: lint test-quick test-processes ## everything that must pass before a change lands
 
@@ -43,7 +46,7 @@ test-processes: $(TEST_STAMP) ## tests that start real processes
 test-full: lint ## also the exhaustive matrices; takes long
 	$(TEST_ENV) $(BIN)/pytest -m "not gpu and not infra" $(PYTEST_ARGS)
 
-test-infra: $(INFRA_STAMP) $(CLIENTS)/bin/python ## what operators install: schemas of Compose and Kubernetes, Helm, promtool
+test-infra: venv-infra ## what operators install: Helm, schemas of Compose and Kubernetes, promtool; clients that others wrote
 	$(TEST_ENV) $(BIN)/pytest -m infra tests/deploy tests/clients $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP) ## format, lint, import rules, types, contract
@@ -61,12 +64,7 @@ format: $(TEST_STAMP) ## format and sort imports
 docs: $(TEST_STAMP) ## the client's reference, from its docstrings, into build/docs
 	$(BIN)/python -W error -m pdoc fastserve '!fastserve.v1' -o build/docs
 
-clients: $(CLIENTS)/bin/python ## clients that others wrote, in an environment of their own, for test-infra
-
-$(CLIENTS)/bin/python: requirements/clients.txt
-	"$(PYTHON)" -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -r requirements/clients.txt
-	@touch $@
+clients: $(CLIENTS_STAMP) ## clients that others wrote, in an environment of their own, for test-infra
 
 proto: ## regenerate sdk/fastserve/v1 from protos/
 	./protos/generate.sh
@@ -99,7 +97,13 @@ $(TEST_STAMP): $(SERVE_STAMP)
 	$(PIP) install -r requirements/test.txt
 	@mkdir -p $(@D) && rm -f $(@D)/test-* && touch $@
 
+$(CLIENTS_STAMP): requirements/clients.txt
+	@echo "Installing clients that others wrote into $(CLIENTS)"
+	"$(PYTHON)" -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile -r requirements/clients.txt
+	@mkdir -p $(@D) && rm -f $(@D)/* && touch $@
+
 $(INFRA_STAMP): $(TEST_STAMP)
 	@echo "Installing what testing deployments needs into $(VENV) (Helm is the large one)"
-	$(PIP) install -r requirements/infra.txt
+	$(PIP) install --no-compile -r requirements/infra.txt
 	@mkdir -p $(@D) && rm -f $(@D)/infra-* && touch $@

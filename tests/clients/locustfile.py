@@ -1,9 +1,25 @@
-"""For locust: what people ask of an OpenAI-compatible server. KEY in the environment."""
+"""For locust: what people ask of an OpenAI-compatible server, ENOUGH times each. ENOUGH and KEY in the environment."""
 
 import json
 import os
 
-from locust import HttpUser, between, task  # type: ignore[import-not-found]  # in an environment of its own
+import gevent  # type: ignore[import-untyped]  # in an environment of its own
+from locust import HttpUser, between, events, task  # type: ignore[import-not-found]  # the same
+
+KINDS = ("/v1/chat/completions", "/v1/completions", "/v1/models")
+
+
+@events.init.add_listener
+def end_when_enough(environment, **_):  # type: ignore[no-untyped-def]
+    gevent.spawn(_end_when_enough, environment.runner)
+
+
+def _end_when_enough(runner) -> None:  # type: ignore[no-untyped-def]
+    asked: dict[str, int] = {}
+    while any(asked.get(kind, 0) < int(os.environ["ENOUGH"]) for kind in KINDS):
+        gevent.sleep(0.1)
+        asked = {name: entry.num_requests for (name, _), entry in runner.stats.entries.items()}
+    runner.quit()
 
 
 class Person(HttpUser):  # type: ignore[misc]
