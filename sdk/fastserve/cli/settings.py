@@ -53,7 +53,8 @@ _GROUPS: Mapping[str, Sequence[str]] = {
     ),
     "callers": (
         *("host", "port", "grpc_port", "ssl_certfile", "ssl_keyfile", "api_key", "api_key_file"),
-        *("rate_limit_requests_per_min", "rate_limit_tokens_per_min", "max_concurrent_requests"),
+        *("rate_limit_requests_per_min", "rate_limit_tokens_per_min"),
+        *("max_concurrent_requests", "max_concurrent_requests_per_key"),
         *("max_num_queued_reqs", "max_num_queued_tokens", "request_timeout", "dashboard"),
     ),
     "batches": ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk_tokens"),
@@ -138,6 +139,9 @@ class ServeSettings(EngineSettings):
     )
     max_concurrent_requests: int | None = Field(
         None, ge=1, description="answers in progress at once (n counts n); more are refused with 429"
+    )
+    max_concurrent_requests_per_key: int | None = Field(
+        None, ge=1, description="answers of one API key in progress at once (default: no limit of its own)"
     )
     request_timeout: float | None = Field(
         None, gt=0, description="longest life of a request, in seconds (default: no limit)"

@@ -196,6 +196,7 @@ _GATEWAY_FLAGS = (
     "rate_limit_requests_per_min",
     "rate_limit_tokens_per_min",
     "max_concurrent_requests",
+    "max_concurrent_requests_per_key",
     "request_timeout",
     "dashboard",
     "vllm_metric_names",
