@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from fastserve.v1 import inference_pb2
-from fastserve_common.state import Occupied, StateError, StateStore
+from fastserve_common.state import Occupied, SqliteState, StateError, StateStore
 from fastserve_gateway import in_flight, shared
 from fastserve_gateway.in_flight import InFlight, TooManyInFlightError
 from fastserve_gateway.metrics import Metrics
@@ -149,6 +149,29 @@ async def test_what_a_gateway_holds_is_said_again_before_it_is_forgotten(
 
 async def _holder(r: Rig) -> list[str]:
     return list(await r.store.members("gateway"))
+
+
+async def test_a_scheduler_that_is_lost_while_places_are_asked_for_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "ASK_TIMEOUT_S", 60.0)
+    occupy, asked, go_on = SqliteState.occupy, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*args: Any) -> Occupied:  # noqa: ANN401 - passed on
+        asked.set()
+        await go_on.wait()
+        return await occupy(*args)
+
+    async with rig(tmp_path, max_concurrent_requests_per_key=LIMIT) as r:
+        monkeypatch.setattr(SqliteState, "occupy", slowly)
+        answer = asyncio.create_task(r.complete())
+        await asyncio.wait_for(asked.wait(), 30)
+        await r.fake.stop()
+        await until(lambda: not r.gateway.engine.view.connected)
+        go_on.set()
+        assert (await answer).status_code == 503
+        assert not r.fake.jobs
+        await until_taken(r.store, 0)
 
 
 class Store:

@@ -8,7 +8,7 @@ from fastserve_common.errors import AlreadyExistsError, ResourceExhaustedError, 
 from fastserve_gateway.codec import DEFAULT_RETRY_MS
 from fastserve_gateway.engine.events import ClusterView
 from fastserve_gateway.engine.groups import SchedulerGroups
-from fastserve_gateway.engine.session import Session
+from fastserve_gateway.engine.session import NOT_CONNECTED, Session
 from fastserve_gateway.in_flight import InFlight
 from fastserve_gateway.metrics import Metrics
 from fastserve_gateway.quota import Quotas
@@ -150,7 +150,7 @@ class Engine:
         if self._draining:
             raise UnavailableError(DRAINING, retry_after_ms=DEFAULT_RETRY_MS)
         if not self.view.connected:
-            raise UnavailableError("no scheduler is connected", retry_after_ms=DEFAULT_RETRY_MS)
+            raise UnavailableError(NOT_CONNECTED, retry_after_ms=DEFAULT_RETRY_MS)
 
     def _closed(self, request: GenerationRequest) -> None:
         del self._sessions[request.request_id]

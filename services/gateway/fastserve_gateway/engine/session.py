@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from fastserve_common.errors import AbortedError, DeadlineExceededError, FastServeError
+from fastserve_common.errors import AbortedError, DeadlineExceededError, FastServeError, UnavailableError
 from fastserve_common.logs import request_id
 from fastserve_gateway import codec
 from fastserve_gateway.codec import CancelReason
@@ -42,6 +42,8 @@ from fastserve_gateway.text.model import TextModel
 from fastserve_gateway.text.stops import StopScanner
 
 log = logging.getLogger(__name__)
+
+NOT_CONNECTED = "no scheduler is connected"
 
 #: After a request failed, its caller's task gets this long to notice; then it is stuck in a write nobody reads.
 STUCK_GRACE_S = 1.0
@@ -91,6 +93,8 @@ class Session:
             await self._places.take()
             if self._failure is not None:
                 raise self._failure
+            if not self._link.view.connected:  # lost meanwhile: what is submitted now would wait for nobody
+                raise UnavailableError(NOT_CONNECTED, retry_after_ms=codec.DEFAULT_RETRY_MS)
             self._begun = True
             for index in range(self.request.num_answers):
                 self._answers.append(self._start(index))
