@@ -62,7 +62,7 @@ class Pipeline(Processes):
         return self.start(specs.workers(self._settings, self._url, self._model)[stage])
 
     def start_scheduler(self, *flags: str) -> "subprocess.Popen[bytes]":
-        return self.start(specs.scheduler(self._settings, self._url), *flags)
+        return self.start(specs.scheduler(self._settings, self._url, self._model), *flags)
 
     def start_gateway(self) -> "subprocess.Popen[bytes]":
         return self.start(specs.gateway(self._settings, self._url, self._model, port=0, grpc_port=0))
