@@ -13,6 +13,10 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
+ENOUGH = 3
+"""Values that make an interval: of two it would be ten times as wide as what is between them."""
+
+
 class MissingError(Exception):
     """A sentence for the person who wants a report."""
 
@@ -28,8 +32,8 @@ class Series:
         return [interval(values)[0] for values in self.values]
 
     def halves(self) -> list[float]:
-        """Half-widths of the 95 % intervals; 0 where one seed has none."""
-        return [0.0 if math.isnan(half := interval(values)[1]) else half for values in self.values]
+        """Half-widths of the 95 % intervals; of two seeds half of what is between them, of one 0."""
+        return [_half(values) for values in self.values]
 
     def crossings(self, limit: float, *, upward: bool = True) -> list[float]:
         """By seed."""
@@ -68,10 +72,16 @@ def rate_at(crossings: Sequence[float]) -> str:
     return spread(crossings, 2)
 
 
+def _half(values: Sequence[float]) -> float:
+    return interval(values)[1] if len(values) >= ENOUGH else (max(values) - min(values)) / 2
+
+
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """`mean±half`, or the one value that there is."""
+    """`mean±half` of three values and more; one or two as they are."""
+    if len(values) < ENOUGH:
+        return ", ".join(f"{value:.{digits}f}" for value in values)
     centre, half = interval(values)
-    return f"{centre:.{digits}f}" if math.isnan(half) else f"{centre:.{digits}f}±{half:.{digits}f}"
+    return f"{centre:.{digits}f}±{half:.{digits}f}"
 
 
 def ratio_of(above: Sequence[float], below: Sequence[float], largest: float) -> str:
