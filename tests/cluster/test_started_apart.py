@@ -54,6 +54,8 @@ class Pipeline(Processes):
         )
         self._url = f"sqlite://{folder}/state.db"
         self._model = specs.Model(words, "words", FAKE_VOCAB_SIZE)
+
+    def start_all(self) -> None:
         self.stages = [self.start_stage(stage) for stage in range(NUM_STAGES)]
         self.scheduler = self.start_scheduler()
         self.gateway = self.start_gateway()
@@ -154,8 +156,11 @@ class Caller:
 def pipeline(tmp_path_factory: pytest.TempPathFactory, words: Path, profiles: Path) -> Iterator[Pipeline]:
     """One for the module: each test leaves it as whole as it found it."""
     pipeline = Pipeline(tmp_path_factory.mktemp("pipeline"), words, profiles)
-    yield pipeline
-    pipeline.destroy()
+    try:
+        pipeline.start_all()
+        yield pipeline
+    finally:
+        pipeline.destroy()
 
 
 @pytest.fixture
