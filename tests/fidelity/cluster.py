@@ -44,6 +44,7 @@ class Plan:
     host_blocks: int = 0
     scheduler_flags: Sequence[str] = ()
     gateway: Mapping[str, Any] = field(default_factory=dict)
+    num_ranks: int = 1
 
 
 @dataclass(slots=True)
@@ -90,22 +91,27 @@ async def cluster(folder: Path, model_dir: Path, profiles: Path, plan: Plan) -> 
         if plan.host_blocks:
             host = KvStoreSettings(state=url, node=NODE, host_kv_memory=plan.host_blocks * whole_block_bytes(plan.kind))
             await stack.enter_async_context(_service(lambda stop: serve_kvstore(host, stop)))
-            await until(lambda: _is_member(store, "kvstore", NODE))
+            await until(lambda: is_member(store, "kvstore", NODE))
         for stage in range(plan.num_stages):
-            worker = WorkerSettings(
-                state=url,
-                model_dir=model_dir,
-                stage=stage,
-                num_stages=plan.num_stages,
-                threads=1,
-                kv_memory=plan.num_blocks * whole_block_bytes(plan.kind),
-                block_size=BLOCK_SIZE,
-                max_model_len=plan.max_model_len,
-                node=NODE,
-            )
+            ranks = [
+                WorkerSettings(
+                    state=url,
+                    model_dir=model_dir,
+                    stage=stage,
+                    num_stages=plan.num_stages,
+                    tensor_parallel_size=plan.num_ranks,
+                    tensor_parallel_rank=rank,
+                    threads=1,
+                    kv_memory=plan.num_blocks * whole_block_bytes(plan.kind),
+                    block_size=BLOCK_SIZE,
+                    max_model_len=plan.max_model_len,
+                    node=NODE,
+                )
+                for rank in range(plan.num_ranks)
+            ]
             # One after the other: while a model is loaded, torch's defaults are those of its process.
-            await stack.enter_async_context(_service(functools.partial(run_worker, worker)))
-            await until(functools.partial(_is_member, store, "stage", f"stage-{stage}"))
+            await stack.enter_async_context(_service(functools.partial(_run_ranks, ranks)))
+            await until(functools.partial(is_member, store, "stage", f"stage-{stage}"))
         flags = ["--state", url, "--num-stages", str(plan.num_stages), "--profile-dir", str(profiles), "--check"]
         scheduler = SchedulerSettings.load([*flags, *plan.scheduler_flags], prog="test")
         await stack.enter_async_context(_service(lambda stop: app.run(scheduler, stop)))
@@ -127,7 +133,11 @@ async def cluster(folder: Path, model_dir: Path, profiles: Path, plan: Plan) -> 
         await served.settled()
 
 
-async def _is_member(store: StateStore, role: str, member: str) -> bool:
+async def _run_ranks(ranks: Sequence[WorkerSettings], stop: asyncio.Event) -> int:
+    return max(await asyncio.gather(*(run_worker(settings, stop) for settings in ranks)))
+
+
+async def is_member(store: StateStore, role: str, member: str) -> bool:
     return member in await store.members(role)
 
 

@@ -19,6 +19,7 @@ DEMO_MODEL = "smollm2-135m-instruct"
 MAX_PORT = 65535
 #: More stages than this on one machine is a typing mistake.
 MAX_STAGES = 64
+MAX_RANKS = 8
 
 Policy = Literal[
     "skip-join-mlfq",
@@ -48,7 +49,17 @@ _MIN_KV_BYTES = 1024 * 1024
 #: Under these headings `--help` lists the settings.
 _GROUPS: Mapping[str, Sequence[str]] = {
     "model": (
-        *("stages", "replicas", "replica_patience", "device", "dtype", "linear", "threads", "max_model_len"),
+        *(
+            "stages",
+            "tensor_parallel_size",
+            "replicas",
+            "replica_patience",
+            "device",
+            "dtype",
+            "linear",
+            "threads",
+            "max_model_len",
+        ),
         *("served_model_name", "seed", "profile_dir"),
     ),
     "callers": (
@@ -84,6 +95,9 @@ class EngineSettings(ClusterSettings):
 
     model: str = Field(DEMO_MODEL, description="folder, GGUF file or name of the model")
     stages: int = Field(2, ge=1, le=MAX_STAGES, description="pipeline stages, one process each")
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=MAX_RANKS, description="processes that share each layer of a stage; on cuda a device each"
+    )
     replicas: int = Field(1, ge=1, le=MAX_STAGES, description="pipelines of the model, each with all its stages")
     device: Device = Field("cpu", description="cpu or cuda")
     dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16; auto: float32 on cpu")
@@ -108,6 +122,8 @@ class EngineSettings(ClusterSettings):
     def _engine_combinations(self) -> Self:
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("--dtype: float16 is computed on cuda only; use float32 on cpu")
+        if self.fake and self.tensor_parallel_size > 1:
+            raise ValueError("--tensor-parallel-size: stages without a model (--fake) have no layers to share")
         if self.device == "cuda" and self.linear in ("packed", "fp16"):
             raise ValueError(f"--linear: {self.linear} is for cpu only; use torch on cuda")
         return self

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastserve.cli.settings import EngineSettings, ServeSettings
 from fastserve_common.lifecycle import SUPERVISOR_PID_ENV
 from fastserve_common.settings import ENV_PREFIX
-from fastserve_common.state import stage_member
+from fastserve_common.state import rank_member, stage_member
 
 NODE = "local"
 
@@ -109,17 +109,21 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
         *(_fake(settings, model) if settings.fake else []),
     ]
     return tuple(
-        _worker(settings, shared, replica, stage)
+        _worker(settings, shared, replica, stage, rank)
         for replica in range(settings.replicas)
         for stage in range(settings.stages)
+        for rank in range(settings.tensor_parallel_size)
     )
 
 
-def _worker(settings: EngineSettings, shared: Sequence[str], replica: int, stage: int) -> ChildSpec:
-    name = stage_member(replica, stage)
+def _worker(settings: EngineSettings, shared: Sequence[str], replica: int, stage: int, rank: int) -> ChildSpec:
+    name, role = rank_member(stage_member(replica, stage), rank), "rank" if rank else "stage"
     which = [f"--stage={stage}", f"--node={node(replica)}", *([f"--replica={replica}"] if replica else [])]
-    which += _stage_metrics(settings, replica, stage)
-    return ChildSpec(name, "stage", name, module_argv("fastserve_worker", *shared, *which), STOP_MARGIN_S)
+    size = settings.tensor_parallel_size
+    which += [f"--tensor-parallel-size={size}", f"--tensor-parallel-rank={rank}"] if size > 1 else []
+    if rank == 0:  # which counts for all
+        which += _stage_metrics(settings, replica, stage)
+    return ChildSpec(name, role, name, module_argv("fastserve_worker", *shared, *which), STOP_MARGIN_S)
 
 
 def _threads(settings: EngineSettings) -> Iterable[str]:
@@ -128,7 +132,8 @@ def _threads(settings: EngineSettings) -> Iterable[str]:
         yield f"--threads={settings.threads}"
     elif settings.replicas > 1:
         cores = len(os.sched_getaffinity(0))
-        yield f"--threads={max(1, cores // (settings.stages * settings.replicas))}"
+        processes = settings.stages * settings.replicas * settings.tensor_parallel_size
+        yield f"--threads={max(1, cores // processes)}"
 
 
 def _stage_metrics(settings: EngineSettings, replica: int, stage: int) -> Iterable[str]:

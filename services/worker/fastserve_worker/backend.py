@@ -10,6 +10,9 @@ from fastserve_worker.swap.host_slab import HostSlab
 #: (device block, the bytes of a host slot)
 CopyBlock = Callable[[int, memoryview], None]
 
+#: (epoch, plan, profile points since that plan): rises with everything that a stage computes.
+Turn = tuple[int, int, int]
+
 
 class BlockMemory(Protocol):
     """The device's side of swapping: blocks of the KV pool as bytes. Two threads use it, one per direction."""
@@ -33,7 +36,7 @@ class StageBackend(Protocol):
     @property
     def memory(self) -> BlockMemory: ...
 
-    def start_epoch(self) -> None:
+    def start_epoch(self, epoch: int) -> None:
         """Everything in the KV pool is void: the scheduler will prefill again."""
 
     def run(self, plan: Plan, activations: Activations | None) -> StageOutput:
@@ -42,8 +45,8 @@ class StageBackend(Protocol):
         Raises any exception when the plan cannot be carried out; the stage stays usable.
         """
 
-    def profile(self, point: ProfilePoint) -> int:
+    def profile(self, point: ProfilePoint, turn: Turn) -> int:
         """Nanoseconds of one iteration of this shape on this stage alone; KV of live jobs is untouched.
 
-        Raises ValueError for a point that can never run.
+        `turn`: its place among the iterations. Raises ValueError for a point that can never run.
         """

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from fastserve.v1 import kvstore_pb2, sampling_pb2, stage_pb2
 from fastserve_common.packed import pack_u32, unpack_u32
-from fastserve_common.state import DEFAULT_GROUP, stage_member
+from fastserve_common.state import DEFAULT_GROUP, rank_member, stage_member
 from fastserve_worker.errors import PlanError
 from fastserve_worker.messages import (
     ActivationPart,
@@ -187,7 +187,10 @@ def ready(epoch: int, info: StageInfo, host: HostSlab | None) -> stage_pb2.Stage
     )
 
 
-def host_arena(slab: HostSlab) -> stage_pb2.StageMessage:
+def host_arena(slab: HostSlab | None) -> stage_pb2.StageMessage:
+    """None: it swaps with nothing."""
+    if slab is None:
+        return stage_pb2.StageMessage(host=stage_pb2.HostArena())
     arena = stage_pb2.HostArena(generation=slab.generation, num_slots=slab.num_slots, node=slab.node)
     return stage_pb2.StageMessage(host=arena)
 
@@ -208,11 +211,12 @@ def swap_report(epoch: int, stage: int, copy: Copy) -> stage_pb2.StageMessage:
 def attach_request(
     info: StageInfo, shape: KvShape, trailer_bytes: int, replica: int = 0, group: str = DEFAULT_GROUP
 ) -> kvstore_pb2.AttachRequest:
-    """`trailer_bytes`: behind the block in every slot, on every stage alike."""
+    """`trailer_bytes`: behind the block in every slot, on every stage and rank alike."""
     layout = kvstore_pb2.KvLayout(
         model_fingerprint=info.fingerprint,
         dtype=info.dtype,
         stage=info.stage,
+        rank=info.rank,
         num_layers=shape.num_layers,
         block_size=info.block_size,
         num_kv_heads=shape.num_kv_heads,
@@ -220,9 +224,9 @@ def attach_request(
         slot_bytes=shape.block_bytes + trailer_bytes,
     )
     return kvstore_pb2.AttachRequest(
-        owner=stage_member(replica, info.stage, group),
+        owner=rank_member(stage_member(replica, info.stage, group), info.rank),
         layout=layout,
-        pipeline_slot_bytes=shape.pipeline_block_bytes + info.num_stages * trailer_bytes,
+        pipeline_slot_bytes=shape.pipeline_block_bytes + info.num_stages * info.num_ranks * trailer_bytes,
     )
 
 

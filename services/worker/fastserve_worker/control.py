@@ -17,7 +17,9 @@ from fastserve_worker import codec
 from fastserve_worker.backend import StageBackend
 from fastserve_worker.epoch import EpochRun
 from fastserve_worker.errors import PlanError, StaleEpochError
+from fastserve_worker.messages import ProfilePoint
 from fastserve_worker.meter import NO_METER, Meter
+from fastserve_worker.ranks.followers import Followers
 from fastserve_worker.runner import StageRunner
 from fastserve_worker.swap.copier import Copier
 from fastserve_worker.swap.host_slab import HostSlab
@@ -85,6 +87,15 @@ class Stage:
         self._profiling: asyncio.Task[None] | None = None
         self._configuring = asyncio.Lock()
         self._configured = asyncio.Condition()
+        self._followers: Followers | None = None
+        #: Why the ranks of this stage cannot go on together, once they cannot.
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def lead(self, followers: Followers) -> None:
+        """This is rank 0 of several: before it is found by others."""
+        self._followers = followers
+        followers.on_swap = self._swapped_elsewhere
+        followers.on_arena = self._tell_host
 
     @property
     def epoch(self) -> int:
@@ -92,22 +103,30 @@ class Stage:
 
     @property
     def host(self) -> HostSlab | None:
-        """What it swaps with; None: nothing."""
-        return self._host
+        """What it swaps with; None: nothing, or not every rank with the same."""
+        slab, followers = self._host, self._followers
+        if slab is None or followers is None or followers.attached_to((slab.generation, slab.num_slots)):
+            return slab
+        return None
 
     async def configure(self, order: stage_pb2.Configure, session: ControlSession) -> None:
         """Drop everything older, then answer StageReady: by then nothing older computes here any more.
 
         Raises StaleEpochError unless the epoch is higher than every one before.
         """
-        if bool(order.next_stage_address) == self.info.is_last:
+        if bool(order.next_stage_address) != self.info.sends_on:
             raise InvalidArgumentError(f"stage {self.info.stage} of {self.info.num_stages}: wrong next_stage_address")
         self._claim(order.epoch, session)
         async with self._configuring:
             if self._epoch != order.epoch:
                 return  # a still higher one came while this one waited
             await self._wait_abandoned()
-            await self._runner.submit(self._backend.start_epoch)
+            if self._followers:
+                await self._runner.submit(_nothing)  # until then they are needed where they are
+                self._followers.configure(order.epoch)
+            await self._runner.submit(partial(self._backend.start_epoch, order.epoch))
+            if self._followers:
+                await self._followers.wait_ready()
             if self._epoch != order.epoch:
                 return
             self._run = EpochRun(
@@ -119,8 +138,10 @@ class Stage:
                 next_address=order.next_stage_address,
                 report=session.send,
                 meter=self._meter,
+                followers=self._followers,
+                on_broken=self.break_up,
             )
-            session.send(codec.ready(order.epoch, self.info, self._host))
+            session.send(codec.ready(order.epoch, self.info, self.host))
         async with self._configured:
             self._configured.notify_all()
         log.info("configured", extra={"epoch": order.epoch, "next_stage": order.next_stage_address})
@@ -131,8 +152,20 @@ class Stage:
         The backend has attached to it by then. A scheduler that configured this stage is told.
         """
         self._host = slab
+        self._tell_host()
+
+    def _tell_host(self) -> None:
         if self._run is not None and self._session is not None:
-            self._session.send(codec.host_arena(slab))
+            self._session.send(codec.host_arena(self.host))
+
+    def _swapped_elsewhere(self, part: stage_pb2.SwapReport) -> None:
+        if self._run is not None:
+            self._run.swapped_elsewhere(part)
+
+    def break_up(self, why: str) -> None:
+        """The ranks of this stage cannot go on together; the first reason counts."""
+        if not self.broken.done():
+            self.broken.set_result(why)
 
     def _claim(self, epoch: int, session: ControlSession) -> None:
         """At once, before anything is waited for: from here on no older message does anything."""
@@ -147,7 +180,7 @@ class Stage:
 
     def take_plan(self, plan: stage_pb2.IterationPlan, session: ControlSession) -> None:
         """A plan that cannot be taken is answered with a fault on the session; the stream goes on."""
-        if not self.info.is_first:
+        if not self.info.takes_bare_plans:
             session.send(codec.fault(plan.seq, plan.epoch, "plans come to this stage from the one before it"))
         elif self._run is None or self._session is not session:
             session.send(codec.fault(plan.seq, plan.epoch, "this stage has not been configured by this scheduler"))
@@ -164,6 +197,9 @@ class Stage:
         """
         if order.epoch != self._epoch or self._session is not session:
             reason = f"it is of epoch {order.epoch}, this stage is at epoch {self._epoch}"
+        elif self.info.rank:
+            self._compute_with_rank_0(order, session)
+            return
         elif self._profiling is not None and not self._profiling.done():
             reason = "another one is in progress"
         else:
@@ -174,13 +210,32 @@ class Stage:
     async def _profile(self, order: stage_pb2.ProfileOrder, session: ControlSession) -> None:
         compute_ns: list[int] = []
         try:
-            for point in codec.decode_points(order):
-                compute_ns.append(await self._runner.submit(partial(self._backend.profile, point)))
+            for wire, point in zip(order.points, codec.decode_points(order), strict=True):
+                compute_ns.append(await self._profile_point(order, wire, point))
         except Exception as error:
             log.warning("profile order failed", exc_info=error)
             session.send(codec.fault(0, order.epoch, f"profile order {order.profile_id}: {error}"))
         else:
             session.send(codec.profile_report(order.profile_id, self.info.stage, compute_ns))
+
+    async def _profile_point(
+        self, order: stage_pb2.ProfileOrder, wire: stage_pb2.ProfilePoint, point: ProfilePoint
+    ) -> int:
+        run = self._run
+        if run is None:
+            raise PlanError("this stage has not been configured")
+        if self._followers:
+            await run.idle.wait()  # their order is the one in which they are told
+            self._followers.send_point(order, wire)
+        return await self._runner.submit(partial(self._backend.profile, point, run.next_point()))
+
+    def _compute_with_rank_0(self, order: stage_pb2.ProfileOrder, session: ControlSession) -> None:
+        """What fails here fails there too, before it waits for anybody."""
+        if self._run is None:
+            return
+        for point in codec.decode_points(order):
+            done = self._runner.submit(partial(self._backend.profile, point, self._run.next_point()))
+            done.add_done_callback(_ignore_failure)
 
     async def join(self, hello: stage_pb2.ForwardHello) -> EpochRun:
         """The run that a stream from the stage before belongs to. Waits until this stage is at that epoch too.
@@ -208,6 +263,8 @@ class Stage:
             self._session = None
             if self._profiling is not None:
                 self._profiling.cancel()
+        if self.info.rank:
+            self.break_up("rank 0 is gone")
 
     async def close(self, error: FastServeError) -> None:
         """End the session with `error` and everything in flight."""
@@ -227,3 +284,12 @@ class Stage:
     async def _wait_abandoned(self) -> None:
         while self._abandoned:
             await self._abandoned.pop().wait_closed()
+
+
+def _nothing() -> None:
+    """Runs when everything before it has."""
+
+
+def _ignore_failure(done: "asyncio.Future[int]") -> None:
+    if not done.cancelled() and done.exception() is not None:
+        log.debug("a profile point failed", exc_info=done.exception())

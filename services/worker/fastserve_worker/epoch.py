@@ -11,11 +11,14 @@ from fastserve.v1 import stage_pb2
 from fastserve_common.errors import FastServeError
 from fastserve_worker import codec
 from fastserve_worker.assembly import ActivationAssembly
-from fastserve_worker.backend import StageBackend
+from fastserve_worker.backend import StageBackend, Turn
 from fastserve_worker.errors import PlanError
 from fastserve_worker.forward import ForwardLink
 from fastserve_worker.messages import Activations, Computed, Plan
 from fastserve_worker.meter import NO_METER, Meter
+from fastserve_worker.ranks.errors import TurnOverError
+from fastserve_worker.ranks.followers import Followers
+from fastserve_worker.ranks.swap_reports import SwapReports
 from fastserve_worker.runner import StageRunner
 from fastserve_worker.swap.copier import Copier, Copy
 from fastserve_worker.swap.host_slab import HostSlab
@@ -49,8 +52,11 @@ class EpochRun:
         next_address: str,
         report: Report,
         meter: Meter = NO_METER,
+        followers: Followers | None = None,
+        on_broken: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`host` gives the slab that a plan's slots are in, at the time when it comes."""
+        """`host` gives the slab that a plan's slots are in, at the time when it comes. `followers`: the other ranks of
+        this stage, where this is rank 0. `on_broken` hears of what leaves the ranks at odds."""
         self.epoch = epoch
         #: Whether the stage before has opened its stream.
         self.joined = False
@@ -69,6 +75,12 @@ class EpochRun:
         self._waiting: deque[ActivationAssembly] = deque()
         self._computing: asyncio.Queue[tuple[Plan, int, asyncio.Future[Computed]]] = asyncio.Queue()
         self._swaps = SwapOrders(copier, self._info.num_blocks, self._report_swap)
+        self._followers, self._on_broken = followers, on_broken
+        self._swap_reports = SwapReports(self._info.num_ranks)
+        self._num_points = 0
+        #: Set while no plan is in flight here.
+        self.idle = asyncio.Event()
+        self.idle.set()
         self._link: ForwardLink | None = None
         if next_address:
             self._link = ForwardLink(
@@ -115,6 +127,16 @@ class EpochRun:
         self._failure = self._failure or message
         self._report(codec.fault(seq, self.epoch, message))
 
+    def next_point(self) -> Turn:
+        """The turn of one more profile point, after every plan that has come."""
+        self._num_points += 1
+        return self.epoch, self._last_seq, self._num_points
+
+    def swapped_elsewhere(self, part: stage_pb2.SwapReport) -> None:
+        """Another rank has made its part of a swap."""
+        if part.epoch == self.epoch:
+            self._merge(part)
+
     def abandon(self) -> None:
         """A higher epoch is here: nothing of this run is started, passed on or reported from now on."""
         self._failure = self._failure or f"epoch {self.epoch} is over"
@@ -140,18 +162,21 @@ class EpochRun:
         if self._in_flight >= MAX_PLANS_IN_FLIGHT:
             raise PlanError(f"more than {MAX_PLANS_IN_FLIGHT} plans in flight at this stage")
         plan = codec.decode_plan(message, self._info)
-        num_bytes = 0 if self._info.is_first else self._info.activation_bytes(plan.num_tokens)
+        num_bytes = 0 if self._info.takes_bare_plans else self._info.activation_bytes(plan.num_tokens)
         if self._queued_bytes + num_bytes > MAX_QUEUED_ACTIVATION_BYTES:
             raise PlanError(f"more than {MAX_QUEUED_ACTIVATION_BYTES} bytes of activations wait for this stage")
         self._swaps.check(plan)
-        self._last_seq = plan.seq
+        self._last_seq, self._num_points = plan.seq, 0
         self._in_flight += 1
+        self.idle.clear()
         self._queued_bytes += num_bytes
+        if self._followers:
+            self._followers.send_plan(message)
         if self._link:
             codec.strip_token_ids(message)
             self._link.send_plan(message)
         self._swaps.take(plan, self._host())
-        if self._info.is_first:
+        if self._info.takes_bare_plans:
             self._compute(plan, None)
         else:
             self._waiting.append(ActivationAssembly(plan, self._info))
@@ -188,7 +213,16 @@ class EpochRun:
             self._swaps.computed()
 
     def _report_swap(self, copy: Copy) -> None:
-        self._report(codec.swap_report(self.epoch, self._info.stage, copy))
+        report = codec.swap_report(self.epoch, self._info.stage, copy)
+        if self._followers:
+            self._merge(report.swap)
+        else:
+            self._report(report)
+
+    def _merge(self, part: stage_pb2.SwapReport) -> None:
+        whole = self._swap_reports.add(part)
+        if whole is not None:
+            self._report(stage_pb2.StageMessage(swap=whole))
 
     async def _finish(self) -> None:
         """Results leave in the order their plans came. The next iteration computes while one is passed on."""
@@ -199,11 +233,21 @@ class EpochRun:
             except Exception as error:
                 log.debug("a plan failed", exc_info=error)
                 self.fail(plan.seq, f"plan {plan.seq} failed: {type(error).__name__}: {error}")
+                self._check_ranks(error)
             else:
                 await self._pass_on(plan, upstream_ns, computed)
             self._in_flight -= 1
-            if not self._info.is_first:
+            if not self._in_flight:
+                self.idle.set()
+            if not self._info.takes_bare_plans:
                 self._queued_bytes -= self._info.activation_bytes(plan.num_tokens)
+
+    def _check_ranks(self, error: Exception) -> None:
+        """A rank that fails where others go on leaves them waiting. Rank 0 tells them when it goes on itself."""
+        if isinstance(error, PlanError) if self._followers else isinstance(error, TurnOverError):
+            return
+        if self._info.num_ranks > 1:
+            self._on_broken(f"rank {self._info.rank} failed in an iteration: {error}")
 
     async def _pass_on(self, plan: Plan, upstream_ns: int, computed: Computed) -> None:
         """Activations first: the next stage waits for them. A result computed behind a fault goes nowhere."""

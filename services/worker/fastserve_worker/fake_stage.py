@@ -19,7 +19,7 @@ from typing import Self
 
 from fastserve.v1 import stage_pb2
 from fastserve_common.packed import pack_u32, unpack_u32
-from fastserve_worker.backend import CopyBlock
+from fastserve_worker.backend import CopyBlock, Turn
 from fastserve_worker.control import ControlSession, Stage
 from fastserve_worker.messages import (
     Activations,
@@ -106,7 +106,7 @@ class FakeStage:
         self._pool = array("I", bytes(4 * num_blocks * block_size))
         self.memory = FakeBlocks(self)
 
-    def start_epoch(self) -> None:
+    def start_epoch(self, epoch: int) -> None:
         """Wipes the pool, so that reading what an earlier epoch wrote gives wrong tokens; in place, so that what an
         earlier epoch writes late is read."""
         self._pool[:] = array("I", bytes(4 * len(self._pool)))
@@ -134,7 +134,7 @@ class FakeStage:
                 draws.append(_draw(digest, row.draw, self.options.vocab_size))
         return StageOutput(time.perf_counter_ns() - begin_ns, pack_u32(hidden), tuple(draws))
 
-    def profile(self, point: ProfilePoint) -> int:
+    def profile(self, point: ProfilePoint, turn: Turn) -> int:
         """The configured times; nothing is run."""
         return max(1, self.options.iteration_ns + point.num_sequences * point.new_tokens * self.options.token_ns)
 

@@ -127,7 +127,7 @@ class ProfilePoint:
 class KvShape:
     """What a block of this stage's KV is made of; two arenas fit together only where these agree.
 
-    `pipeline_block_bytes`: of a block over all layers of the model, wherever they are.
+    `pipeline_block_bytes`: of a block over all layers of the model and all heads, wherever they are.
     """
 
     num_layers: int
@@ -150,11 +150,15 @@ class StageInfo:
     fingerprint: str
     #: Of this stage's layers.
     kv_block_bytes: int
+    #: With how many ranks share the stage, if several do: what was measured on others does not fit.
     device: str
     dtype: str
     #: Of the activations between stages.
     hidden_size: int
     hidden_dtype: str
+    #: Which share of the stage this process holds, and of how many. Rank 0 speaks for all.
+    rank: int = 0
+    num_ranks: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -162,7 +166,18 @@ class StageInfo:
 
     @property
     def is_last(self) -> bool:
-        return self.stage == self.num_stages - 1
+        """Tokens are drawn here."""
+        return self.stage == self.num_stages - 1 and self.rank == 0
+
+    @property
+    def sends_on(self) -> bool:
+        """Another stage works on what this one computes."""
+        return self.stage < self.num_stages - 1 and self.rank == 0
+
+    @property
+    def takes_bare_plans(self) -> bool:
+        """A plan is all that comes: here are token ids, or hidden states come from rank 0 while it computes."""
+        return self.is_first or self.rank > 0
 
     def activation_bytes(self, num_tokens: int) -> int:
         """Bytes of the hidden states of `num_tokens` tokens."""

@@ -34,6 +34,8 @@ class WorkerSettings(ClusterSettings):
     replica: int = Field(0, ge=0, description="which pipeline of the model this stage is part of, from 0")
     stage: int = Field(0, ge=0, description="which stage of the pipeline this is, from 0")
     num_stages: int = Field(1, ge=1, description="stages of the pipeline")
+    tensor_parallel_size: int = Field(1, ge=1, description="ranks that share each layer of the stage")
+    tensor_parallel_rank: int = Field(0, ge=0, description="which of them this is, from 0")
     device: Device = Field("cpu", description="cpu or cuda")
     dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16; auto: float32 on a CPU")
     linear: Linear = Field("auto", description="kind of linear layers: auto, torch, packed or fp16")
@@ -63,6 +65,13 @@ class WorkerSettings(ClusterSettings):
     def _check(self) -> Self:
         if self.stage >= self.num_stages:
             raise ValueError(f"--stage: {self.stage} is not one of {self.num_stages} stages, counted from 0")
+        if self.tensor_parallel_rank >= self.tensor_parallel_size:
+            raise ValueError(
+                f"--tensor-parallel-rank: {self.tensor_parallel_rank} is not one of {self.tensor_parallel_size} ranks, "
+                "counted from 0"
+            )
+        if self.fake and self.tensor_parallel_size > 1:
+            raise ValueError("--tensor-parallel-size: a fake stage has no layers to share")
         if self.model_dir is None and not self.fake:
             raise ValueError("--model-dir: needed, unless --fake")
         if not (self.block_size == NATIVE_BLOCK_SIZE or self.fake or self.device != "cpu" or self.linear == "torch"):
@@ -76,7 +85,7 @@ class WorkerSettings(ClusterSettings):
 
     @property
     def num_threads(self) -> int:
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.num_stages)
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // (self.num_stages * self.tensor_parallel_size))
 
     def address(self, port: int) -> str:
         """What to tell others, once it is known which port is listened on."""

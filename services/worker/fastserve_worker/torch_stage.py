@@ -4,14 +4,17 @@ import json
 import logging
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fastserve_worker.backend import Turn
 from fastserve_worker.engine import BatchRow, KvPool, ModelShape, PagedBatch, StageModel
 from fastserve_worker.errors import PlanError
 from fastserve_worker.messages import Activations, Plan, ProfilePoint, RawBytes, StageInfo, StageOutput
+from fastserve_worker.ranks.group import RankGroup
 from fastserve_worker.sampling.params import DrawParams
 from fastserve_worker.sampling.sampler import draw_tokens
 from fastserve_worker.settings import DType, WorkerSettings
@@ -30,21 +33,26 @@ _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 class TorchStage:
     """A StageBackend. One thread loads it and runs it."""
 
-    def __init__(self, model: StageModel, pool: KvPool, info: StageInfo) -> None:
+    def __init__(self, model: StageModel, pool: KvPool, info: StageInfo, group: RankGroup | None = None) -> None:
+        """`group`: this rank among those that share the stage; None: it is alone."""
         self.info = info
         self._model = model
         self._pool = pool
-        self.memory = blocks_of(pool, whole_block_bytes(model.config, info.block_size))
+        self._group = group
+        self.memory = blocks_of(pool, info.num_ranks * whole_block_bytes(model.config, info.block_size))
 
     @classmethod
-    def load(cls, settings: WorkerSettings) -> "TorchStage":
-        """Raises ValueError, with a sentence for the operator, for what cannot be served."""
+    def load(cls, settings: WorkerSettings, meet: Callable[[torch.device], RankGroup] | None = None) -> "TorchStage":
+        """`meet`: joins the other ranks of the stage, where there are some; it waits for them.
+
+        Raises ValueError, with a sentence for the operator, for what cannot be served."""
         begin_s = time.monotonic()
         torch.set_num_threads(settings.num_threads)
         model_dir = settings.model_dir
         if model_dir is None or not model_dir.is_dir():
             raise ValueError(f"--model-dir: {model_dir} is not a folder")
-        device = _device(settings.device)
+        device = _device(settings)
+        group = None if meet is None else meet(device)
         log.info("loading", extra={"model_dir": str(model_dir), "of_stages": settings.num_stages})
         model = StageModel.load(
             model_dir,
@@ -53,11 +61,12 @@ class TorchStage:
             dtype=_dtype(settings.dtype, device, model_dir),
             device=device,
             linear=settings.linear,
+            ranks=group,
         )
         max_model_len = _max_model_len(settings.max_model_len, model.config)
         num_blocks = count_blocks(
             kv_memory=settings.kv_memory,
-            block_bytes=whole_block_bytes(model.config, settings.block_size),
+            block_bytes=settings.tensor_parallel_size * whole_block_bytes(model.config, settings.block_size),
             block_size=settings.block_size,
             max_model_len=max_model_len,
         )
@@ -69,8 +78,11 @@ class TorchStage:
             block_size=settings.block_size,
             max_model_len=max_model_len,
             device=device,
+            group=group,
         )
-        token_ns = stage.profile(ProfilePoint(1, 1, 0))  # also makes every lazy part ready before the first request
+        token_ns = stage.profile(
+            ProfilePoint(1, 1, 0), (0, 0, 1)
+        )  # also makes every lazy part ready before the first request
         log.info(
             "loaded layers %d to %d of %d in %.1f s",
             model.config.first_layer,
@@ -92,6 +104,7 @@ class TorchStage:
         block_size: int,
         max_model_len: int,
         device: torch.device,
+        group: RankGroup | None = None,
     ) -> "TorchStage":
         """Around a loaded model, with a pool of its own."""
         shape = model.config
@@ -105,35 +118,55 @@ class TorchStage:
             vocab_size=shape.vocab_size,
             fingerprint=f"{shape.fingerprint}-{dtype}",
             kv_block_bytes=shape.kv_block_bytes(block_size),
-            device=device.type,
+            device=device.type if group is None else f"{device.type}x{group.size}",
             dtype=dtype,
             hidden_size=shape.hidden_size,
             hidden_dtype=dtype,
+            rank=group.rank if group else 0,
+            num_ranks=group.size if group else 1,
         )
         pool = KvPool.for_model(shape, num_blocks=num_blocks, device=device, block_size=block_size)
-        return cls(model, pool, info)
+        return cls(model, pool, info, group)
 
-    def start_epoch(self) -> None:
-        """Nothing to do: what is in the pool is overwritten before it is read, because every job starts anew."""
+    def start_epoch(self, epoch: int) -> None:
+        """Ranks meet, so that none is left waiting for an iteration of an epoch that is over. What is in the pool is
+        overwritten before it is read, because every job starts anew."""
+        if self._group:
+            self._group.begin((epoch, -1, 0))
 
     def run(self, plan: Plan, activations: Activations | None) -> StageOutput:
         begin_ns = time.perf_counter_ns()
         if not plan.rows:
             return StageOutput(time.perf_counter_ns() - begin_ns)
+        if self._group:
+            self._group.begin((plan.epoch, plan.seq, 0))
         rows = [
             BatchRow(row.start, row.num_tokens, memoryview(row.block_table), row.draw is not None) for row in plan.rows
         ]
         batch = PagedBatch(rows, self._pool)
-        inputs = self._token_ids(plan) if activations is None else self._hidden_states(activations)
-        output = self._model.forward(inputs, batch)
+        output = self._model.forward(self._inputs(plan, activations), batch)
         if self.info.is_last:
             draws = draw_tokens(output, [row.draw for row in plan.rows if row.draw is not None])
             self._synchronize()
             return StageOutput(time.perf_counter_ns() - begin_ns, draws=draws)
-        hidden = _raw_bytes(output)
+        hidden = _raw_bytes(output) if self.info.sends_on else b""
+        self._synchronize()
         return StageOutput(time.perf_counter_ns() - begin_ns, hidden)
 
-    def profile(self, point: ProfilePoint) -> int:
+    def _inputs(self, plan: Plan, activations: Activations | None) -> torch.Tensor:
+        """Hidden states come to rank 0 alone, which shares them."""
+        if self.info.is_first:
+            return self._token_ids(plan)
+        if activations is not None:
+            hidden = self._hidden_states(activations)
+        else:
+            shape = (plan.num_tokens, self.info.hidden_size)
+            hidden = torch.empty(shape, dtype=_DTYPES[self.info.hidden_dtype], device=self._pool.device)
+        if self._group:
+            self._group.share(hidden)
+        return hidden
+
+    def profile(self, point: ProfilePoint, turn: Turn) -> int:
         """Runs on a pool made for it, as large as the point needs: KV of live jobs is not touched."""
         batch = PagedBatch(*self._scratch(point))
         generator = torch.Generator(self._pool.device).manual_seed(0)
@@ -146,6 +179,8 @@ class TorchStage:
             inputs = torch.randn(
                 (batch.num_tokens, self.info.hidden_size), generator=generator, device=self._pool.device
             ).to(kind)
+        if self._group:
+            self._group.begin(turn)
         times_ns = [self._time(inputs, batch) for _ in range(1 + PROFILE_RUNS)]
         return round(statistics.median(times_ns[1:]))
 
@@ -202,10 +237,17 @@ def _raw_bytes(hidden: torch.Tensor) -> RawBytes:
     return hidden.contiguous().view(torch.uint8).flatten().cpu().numpy().data
 
 
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
+def _device(settings: WorkerSettings) -> torch.device:
+    """Of several accelerators that this process sees, each worker of the node takes the next one."""
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise ValueError("--device: cuda is not available on this machine")
-    return torch.device(name)
+    stage = settings.replica * settings.num_stages + settings.stage
+    index = stage * settings.tensor_parallel_size + settings.tensor_parallel_rank
+    device = torch.device("cuda", index % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _dtype(name: DType, device: torch.device, model_dir: Path) -> torch.dtype:

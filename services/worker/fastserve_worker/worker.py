@@ -5,25 +5,35 @@ import contextlib
 import logging
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from fastserve_common.metrics import metrics_endpoint
-from fastserve_common.state import StateError, StateStore, membership, open_state, stage_member
+from fastserve_common.state import StateError, StateStore, membership, open_state, rank_member, stage_member
 from fastserve_worker.backend import StageBackend
 from fastserve_worker.fake_stage import FakeOptions, FakeStage
 from fastserve_worker.messages import StageInfo
 from fastserve_worker.metrics import StageMetrics
+from fastserve_worker.ranks.errors import RankLostError
+from fastserve_worker.ranks.followers import Followers
 from fastserve_worker.service import StageServer
 from fastserve_worker.settings import WorkerSettings
 from fastserve_worker.sizing import count_blocks
 from fastserve_worker.swap.arena_map import HostLink
 
+if TYPE_CHECKING:
+    from fastserve_worker.ranks.meeting import Meeting
+
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2
 
 ROLE = "stage"
+#: Of ranks other than the first, which nobody but that one speaks to.
+RANK_ROLE = "rank"
 
 #: The stage's thread holds the interpreter between tensor operations; at the default of 5 ms a report or a health
 #: check would wait that long for its turn.
@@ -51,10 +61,16 @@ async def run_worker(settings: WorkerSettings, stop: asyncio.Event) -> int:
         return EXIT_SETTINGS
     try:
         with metrics_endpoint(settings.metrics_listen, metrics.registry):
-            info = await _load(server, settings, stop)
-            if info is not None:
-                async with _host_memory(store, server, settings):
-                    await _serve(store, info, settings, port, stop)
+            async with contextlib.AsyncExitStack() as exits:
+                meeting = await _meeting(exits, store, settings, port, stop)
+                if not stop.is_set() and await _load(server, settings, meeting, stop) is not None:
+                    if meeting is not None and settings.tensor_parallel_rank == 0:
+                        await exits.enter_async_context(_leading(server, meeting))
+                    await exits.enter_async_context(_host_memory(store, server, settings))
+                    await _serve(store, server, settings, port, stop)
+    except RankLostError as error:
+        log.error("this rank ends with its stage: %s", error)
+        return EXIT_FAILED
     except ValueError as error:  # SettingsError, UnsupportedModelError
         log.error("%s", error)
         return EXIT_SETTINGS
@@ -67,16 +83,51 @@ async def run_worker(settings: WorkerSettings, stop: asyncio.Event) -> int:
     return 0
 
 
-async def _load(server: StageServer, settings: WorkerSettings, stop: asyncio.Event) -> StageInfo | None:
+async def _load(
+    server: StageServer, settings: WorkerSettings, meeting: "Meeting | None", stop: asyncio.Event
+) -> StageInfo | None:
     """None when told to stop meanwhile."""
-    loading = asyncio.create_task(server.load(backend_maker(settings)))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    return await _unless_stopped(server.load(backend_maker(settings, meeting)), stop)
+
+
+async def _unless_stopped(work: Coroutine[object, object, T], stop: asyncio.Event) -> T | None:
+    """None when told to stop meanwhile; the work is cancelled then."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if loading.done():
-        return loading.result()
-    loading.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
     return None
+
+
+async def _meeting(
+    exits: contextlib.AsyncExitStack, store: StateStore, settings: WorkerSettings, port: int, stop: asyncio.Event
+) -> "Meeting | None":
+    """Where the ranks of this stage come together; None where it has one only, or when told to stop meanwhile."""
+    if settings.tensor_parallel_size == 1:
+        return None
+    from fastserve_worker.ranks.meeting import meeting
+
+    place = meeting(store, settings, settings.address(port))
+    return await _unless_stopped(exits.enter_async_context(place), stop)
+
+
+@contextlib.asynccontextmanager
+async def _leading(server: StageServer, meeting: "Meeting") -> AsyncIterator[None]:
+    """Rank 0 speaks for the others while the block runs; the stage is broken when one of them is lost."""
+    stage = server.stage
+    assert stage is not None
+    followers = Followers(meeting.addresses())
+    stage.lead(followers)
+    task = asyncio.create_task(followers.run(), name="followers")
+    task.add_done_callback(lambda done: None if done.cancelled() else stage.break_up(str(done.exception())))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -104,13 +155,19 @@ async def _host_memory(store: StateStore, server: StageServer, settings: WorkerS
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _serve(store: StateStore, info: StageInfo, settings: WorkerSettings, port: int, stop: asyncio.Event) -> None:
-    address = settings.address(port)
+async def _serve(
+    store: StateStore, server: StageServer, settings: WorkerSettings, port: int, stop: asyncio.Event
+) -> None:
+    """Until told to stop. Raises RankLostError when the ranks cannot go on together."""
+    assert server.stage is not None
+    info, address = server.stage.info, settings.address(port)
     facts = {
         "address": address,
         "replica": str(settings.replica),
         "stage": str(info.stage),
         "num_stages": str(info.num_stages),
+        "rank": str(info.rank),
+        "num_ranks": str(info.num_ranks),
         "incarnation": uuid.uuid4().hex,
         "fingerprint": info.fingerprint,
         "device": info.device,
@@ -119,9 +176,15 @@ async def _serve(store: StateStore, info: StageInfo, settings: WorkerSettings, p
     await _wait_for_store(store, stop)
     if stop.is_set():
         return
-    async with membership(store, ROLE, stage_member(settings.replica, info.stage, settings.group), facts):
+    role, name = ROLE if info.rank == 0 else RANK_ROLE, stage_member(settings.replica, info.stage, settings.group)
+    async with membership(store, role, rank_member(name, info.rank), facts):
         log.info("serving", extra={"address": address, "num_blocks": info.num_blocks, "len": info.max_model_len})
-        await stop.wait()
+        stopping: asyncio.Future[object] = asyncio.ensure_future(stop.wait())
+        broken = cast("asyncio.Future[object]", server.stage.broken)
+        await asyncio.wait({stopping, broken}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+    if server.stage.broken.done() and not stop.is_set():
+        raise RankLostError(server.stage.broken.result())
     log.info("stopping")
 
 
@@ -136,7 +199,7 @@ async def _wait_for_store(store: StateStore, stop: asyncio.Event) -> None:
             await asyncio.wait({asyncio.create_task(stop.wait())}, timeout=STATE_RETRY_S)
 
 
-def backend_maker(settings: WorkerSettings) -> Callable[[], StageBackend]:
+def backend_maker(settings: WorkerSettings, meeting: "Meeting | None" = None) -> Callable[[], StageBackend]:
     """What loads the stage, for the stage's own thread; torch is imported there, and only if it is needed."""
     if settings.fake:
         return lambda: _fake(settings)
@@ -144,7 +207,7 @@ def backend_maker(settings: WorkerSettings) -> Callable[[], StageBackend]:
     def load() -> StageBackend:
         from fastserve_worker.torch_stage import TorchStage
 
-        return TorchStage.load(settings)
+        return TorchStage.load(settings, meeting.join if meeting else None)
 
     return load
 

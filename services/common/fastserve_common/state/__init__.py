@@ -29,6 +29,7 @@ __all__ = [
     "in_group",
     "membership",
     "open_state",
+    "rank_member",
     "stage_member",
     "without_password",
 ]
@@ -55,6 +56,11 @@ def group_of(name: str) -> str:
 def stage_member(replica: int, stage: int, group: str = DEFAULT_GROUP) -> str:
     """The name under which a stage registers in role `stage`: that of the first replica has no number."""
     return in_group(f"stage-{stage}" if replica == 0 else f"stage-{replica}-{stage}", group)
+
+
+def rank_member(stage: str, rank: int) -> str:
+    """The name under which a rank registers, rank 0 as the stage itself and the others in role `rank`."""
+    return stage if rank == 0 else f"{stage}-rank-{rank}"
 
 
 def open_state(url: str) -> StateStore:

@@ -5,11 +5,13 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import safe_open
 
 from fastserve_worker.engine.errors import UnsupportedModelError
+from fastserve_worker.engine.tensor_parallel import Shard
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -39,8 +41,17 @@ class Checkpoint:
         """The first of the names that the checkpoint has."""
         return next((name for name in candidates if name in self._file_of), None)
 
-    def load(self, wanted: Mapping[str, str], dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
-        """Read tensors: `wanted` maps the name to return to the name in the checkpoint. One tensor is read once."""
+    def load(
+        self,
+        wanted: Mapping[str, str],
+        dtype: torch.dtype,
+        device: torch.device,
+        shards: Mapping[str, Shard] = MappingProxyType({}),
+    ) -> dict[str, torch.Tensor]:
+        """Read tensors: `wanted` maps the name to return to the name in the checkpoint. One tensor is read once.
+
+        `shards`: pieces to read instead of whole tensors, by the name to return; such a tensor has one name only.
+        """
         by_file: dict[Path, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for name, stored in wanted.items():
             by_file[self._file_of[stored]][stored].append(name)
@@ -48,7 +59,9 @@ class Checkpoint:
         for file, tensors in by_file.items():
             with safe_open(file, framework="pt", device=str(device)) as handle:
                 for stored, names in tensors.items():
-                    tensor = handle.get_tensor(stored).to(dtype)
+                    shard = shards.get(names[0])
+                    whole = handle.get_tensor(stored) if shard is None else shard.read(handle.get_slice(stored))
+                    tensor = whole.to(dtype)
                     self.tensors_read.add(stored)
                     loaded.update(dict.fromkeys(names, tensor))
         return loaded

@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Shape of the whole model and of one stage's cut of it.
+    """Shape of the whole model and of one stage's cut of it. Heads are those of one rank.
 
     `first_layer` and `last_layer` are both inclusive, counted in the whole model.
     """

@@ -1,8 +1,9 @@
 """Builds one stage's part of a transformers decoder: a skeleton without memory, cut by layers, then its weights."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -15,6 +16,7 @@ from fastserve_worker.engine.attention.interface import ATTENTION_NAME
 from fastserve_worker.engine.checkpoint import Checkpoint
 from fastserve_worker.engine.errors import UnsupportedModelError
 from fastserve_worker.engine.partition import split_layers
+from fastserve_worker.engine.tensor_parallel import Shard
 
 #: Kinds of layers whose state is per-token K and V. Anything else (recurrent state, chunked masks) has no paged form.
 _PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -73,8 +75,11 @@ def layer_costs(model: PreTrainedModel, arch: Architecture) -> tuple[list[int], 
     return [_num_parameters(layer) for layer in _layers(model, arch)], _num_parameters(head) // 2
 
 
-def cut(model: PreTrainedModel, arch: Architecture, layers: range) -> None:
-    """Keep `layers` of the skeleton, in place, renumbered from 0; parts of other stages become pass-throughs."""
+def cut(model: PreTrainedModel, arch: Architecture, layers: range, *, draws: bool = True) -> None:
+    """Keep `layers` of the skeleton, in place, renumbered from 0; parts of other stages become pass-throughs.
+
+    `draws`: whether the last stage keeps its vocabulary head.
+    """
     base = model.get_submodule(arch.base)
     kept = [_layers(model, arch)[index] for index in layers]
     num_layers = len(_layers(model, arch))
@@ -94,13 +99,22 @@ def cut(model: PreTrainedModel, arch: Architecture, layers: range) -> None:
             setattr(base, arch.positions, NoPositions())
     if layers.stop < num_layers:
         _bypass(base, arch.after_layers)
+    if layers.stop < num_layers or not draws:
         setattr(*_parent_of(model, head_name(model)), nn.Identity())
 
 
 def load_weights(
-    model: PreTrainedModel, arch: Architecture, layers: range, checkpoint: Checkpoint, device: torch.device
+    model: PreTrainedModel,
+    arch: Architecture,
+    layers: range,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    shards: Mapping[str, Shard] = MappingProxyType({}),
 ) -> None:
-    """Fill the cut skeleton from the checkpoint, reading only the tensors that it has parameters for."""
+    """Fill the cut skeleton from the checkpoint, reading only the tensors that it has parameters for.
+
+    `shards`: the pieces of those that are divided among ranks, by their names in the base model.
+    """
     wanted = {}
     tied = bool(getattr(model.config, "tie_word_embeddings", False))
     head_weight = f"{head_name(model)}.weight"
@@ -115,7 +129,8 @@ def load_weights(
         if found is None:
             raise UnsupportedModelError(f"the checkpoint has no tensor {stored!r} {tuple(parameter.shape)}")
         wanted[name] = found
-    state = checkpoint.load(wanted, model.dtype, device)
+    pieces = {f"{arch.base}.{name}": shard for name, shard in shards.items()}
+    state = checkpoint.load(wanted, model.dtype, device, pieces)
     _check_shapes(model, state)
     model.load_state_dict(state, strict=False, assign=True)
     nn.Module.to(model, device)  # transformers' own to() has no types

@@ -6,13 +6,14 @@ from typing import cast
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from fastserve_worker.engine import stage_builder
+from fastserve_worker.engine import stage_builder, tensor_parallel
 from fastserve_worker.engine.architectures import Architecture
 from fastserve_worker.engine.batch import PagedBatch
 from fastserve_worker.engine.checkpoint import Checkpoint
 from fastserve_worker.engine.linear import resolve_kind
 from fastserve_worker.engine.optimise import optimise
 from fastserve_worker.engine.shape import ModelShape
+from fastserve_worker.engine.tensor_parallel import Ranks
 
 
 class StageModel:
@@ -35,10 +36,14 @@ class StageModel:
         dtype: torch.dtype,
         device: torch.device,
         linear: str = "auto",
+        ranks: Ranks | None = None,
     ) -> "StageModel":
         """Load stage `stage` (from 0) of `num_stages` from a folder of config.json and safetensors weights.
 
-        Reads only this stage's tensors. Raises UnsupportedModelError for what cannot be served, ValueError for a
+        `ranks`: this rank among those that share the stage; None: it is alone. Reads only this stage's tensors, and of
+        those that are divided only this rank's piece.
+
+        Raises UnsupportedModelError for what cannot be served, ValueError for a
         stage outside the pipeline or an unknown `linear`.
         """
         if not 0 <= stage < num_stages:
@@ -46,24 +51,32 @@ class StageModel:
         linear_kind = resolve_kind(linear, dtype, device)
         checkpoint = Checkpoint(model_dir)
         config = stage_builder.read_config(model_dir)
+        if ranks:
+            tensor_parallel.check(config, ranks.size)
         model = stage_builder.build_skeleton(config, dtype)
         arch = stage_builder.find_architecture(model)
         layers = stage_builder.stage_layers(model, arch, num_stages)[stage]
-        stage_builder.cut(model, arch, layers)
-        stage_builder.load_weights(model, arch, layers, checkpoint, device)
+        draws = ranks is None or ranks.rank == 0
+        stage_builder.cut(model, arch, layers, draws=draws)
+        base = model.get_submodule(arch.base)
+        shards = tensor_parallel.divide(base, config, ranks) if ranks else {}
+        stage_builder.load_weights(model, arch, layers, checkpoint, device, shards)
+        if ranks:
+            tensor_parallel.add_up_sums(base, config, ranks)
         if stage > 0:
             stage_builder.check_passes_hidden_states_through(model, arch)
-        shape = _shape(config, layers, dtype, checkpoint.fingerprint())
+        shape = _shape(config, layers, dtype, checkpoint.fingerprint(), ranks.size if ranks else 1)
         optimise(model, arch, shape, linear_kind)
         stage_builder.leave_files(model)
-        return cls(model, arch, shape, is_last=stage == num_stages - 1)
+        return cls(model, arch, shape, is_last=draws and stage == num_stages - 1)
 
     @torch.inference_mode()
     def forward(self, inputs: torch.Tensor, batch: PagedBatch) -> torch.Tensor:
         """Run one iteration, storing K and V of its tokens in the batch's pool.
 
         `inputs`: int64 [tokens] ids on the first stage, [tokens, hidden_size] in the model's dtype on later ones.
-        Returns [tokens, hidden_size], or on the last stage float32 logits [num_sampled, vocab_size].
+        Returns [tokens, hidden_size], or on the last stage, where tokens are drawn, float32 logits
+        [num_sampled, vocab_size].
         """
         if inputs.shape[0] != batch.num_tokens:
             raise ValueError(f"the batch has {batch.num_tokens} tokens, the inputs {inputs.shape[0]}")
@@ -76,7 +89,7 @@ class StageModel:
         return cast(torch.Tensor, logits[0].float())
 
 
-def _shape(config: PreTrainedConfig, layers: range, dtype: torch.dtype, fingerprint: str) -> ModelShape:
+def _shape(config: PreTrainedConfig, layers: range, dtype: torch.dtype, fingerprint: str, num_ranks: int) -> ModelShape:
     heads = int(config.num_attention_heads)
     kv_heads = 1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", None)
     return ModelShape(
@@ -85,8 +98,8 @@ def _shape(config: PreTrainedConfig, layers: range, dtype: torch.dtype, fingerpr
         first_layer=layers.start,
         last_layer=layers.stop - 1,
         hidden_size=int(config.hidden_size),
-        num_heads=heads,
-        num_kv_heads=int(kv_heads or heads),
+        num_heads=heads // num_ranks,
+        num_kv_heads=int(kv_heads or heads) // num_ranks,
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         vocab_size=int(config.vocab_size),
         max_position_embeddings=int(config.max_position_embeddings),
