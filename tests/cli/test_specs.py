@@ -106,6 +106,25 @@ def test_services_accept_their_command_lines(settings: ServeSettings) -> None:
         parsed(spec)
 
 
+def test_every_rank_of_every_stage_is_a_process() -> None:
+    workers = specs.workers(
+        ServeSettings(stages=2, replicas=2, tensor_parallel_size=2, metrics_port=9100), STATE, MODEL
+    )
+    assert [(spec.role, spec.name) for spec in workers[:4]] == [
+        ("stage", "stage-0"),
+        ("rank", "stage-0-rank-1"),
+        ("stage", "stage-1"),
+        ("rank", "stage-1-rank-1"),
+    ]
+    assert [spec.name for spec in workers[4:6]] == ["stage-1-0", "stage-1-0-rank-1"]
+    settings = [parsed(spec) for spec in workers]
+    places = [(s.replica, s.stage, s.tensor_parallel_rank) for s in settings if isinstance(s, WorkerSettings)]
+    assert places == [(replica, stage, rank) for replica in (0, 1) for stage in (0, 1) for rank in (0, 1)]
+    listening = [s.metrics_listen for s in settings if isinstance(s, WorkerSettings)]
+    assert all(bool(address) is (rank == 0) for address, (_, _, rank) in zip(listening, places, strict=True))
+    assert len(set(listening)) == 5, "one of each stage, and none of the other ranks"
+
+
 def test_what_is_set_arrives() -> None:
     by_name = {spec.name: spec for spec in all_specs(EVERYTHING)}
     worker = parsed(by_name["stage-1"])

@@ -16,7 +16,7 @@ from .dockerfile import ROOT, serving_image
 from .services import load
 
 PATH = ROOT / "deploy/helm/fastserve"
-VARIANTS = ("default", "gpu", "external-redis", "tls", "replicas")
+VARIANTS = ("default", "gpu", "external-redis", "tls", "replicas", "ranks")
 NAMESPACE = "serving"
 
 #: The service behind each component that runs one of ours.

@@ -77,9 +77,11 @@ def test_every_pipeline_is_whole_and_the_scheduler_knows_how_many_there_are(vari
     (scheduler,) = [s for w in of(variant, "scheduler") if isinstance(s := w.settings(), SchedulerSettings)]
     assert scheduler.num_replicas == values(variant).get("pipeline", {}).get("replicas", 1)
     assert sorted(pipelines(variant)) == list(range(scheduler.num_replicas))
+    size = values(variant).get("pipeline", {}).get("tensorParallelSize", 1)
     for stages in pipelines(variant).values():
-        assert [s.stage for s in stages] == list(range(scheduler.num_stages))
-        assert {s.num_stages for s in stages} == {scheduler.num_stages}
+        places = [(s.stage, s.tensor_parallel_rank) for s in stages]
+        assert places == [(stage, rank) for stage in range(scheduler.num_stages) for rank in range(size)]
+        assert {(s.num_stages, s.tensor_parallel_size) for s in stages} == {(scheduler.num_stages, size)}
         if scheduler.max_model_len:
             assert {s.max_model_len for s in stages} == {scheduler.max_model_len}
 
@@ -314,11 +316,22 @@ def test_gateways_are_scaled_on_requests_that_wait(variant: str) -> None:
             assert complaints(query) == []
 
 
+def test_ranks_of_a_stage_reach_each_other_on_any_port(variant: str) -> None:
+    """Their collectives pick their own ports; nobody else's are open."""
+    several = values(variant).get("pipeline", {}).get("tensorParallelSize", 1) > 1
+    for policy in documents(variant, "NetworkPolicy"):
+        open_to = [rule["from"] for rule in policy["spec"]["ingress"] if "ports" not in rule]
+        component = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        stage = {"podSelector": {"matchLabels": policy["spec"]["podSelector"]["matchLabels"]}}
+        assert open_to == ([[stage]] if several and component == "stage" else [])
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"pipeline": {"stages": 0}},
         {"pipeline": {"replicas": 0}},
+        {"pipeline": {"tensorParallelSize": 0}},
         {"pipeline": {"device": "tpu"}},
         {"pipeline": {"kvMemory": "much"}},
         {"gateway": {"replica": 3}},

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastserve.cli.settings import EngineSettings, ServeSettings
 from fastserve_common.lifecycle import SUPERVISOR_PID_ENV
 from fastserve_common.settings import ENV_PREFIX
-from fastserve_common.state import rank_member, stage_member
+from fastserve_common.state import rank_member
 
 NODE = "local"
 
@@ -117,7 +117,7 @@ def workers(settings: EngineSettings, state_url: str, model: Model) -> tuple[Chi
 
 
 def _worker(settings: EngineSettings, shared: Sequence[str], replica: int, stage: int, rank: int) -> ChildSpec:
-    name, role = rank_member(stage_member(replica, stage), rank), "rank" if rank else "stage"
+    name, role = rank_member(replica, stage, rank), "rank" if rank else "stage"
     which = [f"--stage={stage}", f"--node={node(replica)}", *([f"--replica={replica}"] if replica else [])]
     size = settings.tensor_parallel_size
     which += [f"--tensor-parallel-size={size}", f"--tensor-parallel-rank={rank}"] if size > 1 else []

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from fastserve.v1 import kvstore_pb2, sampling_pb2, stage_pb2
 from fastserve_common.packed import pack_u32, unpack_u32
-from fastserve_common.state import DEFAULT_GROUP, rank_member, stage_member
+from fastserve_common.state import DEFAULT_GROUP, rank_member
 from fastserve_worker.errors import PlanError
 from fastserve_worker.messages import (
     ActivationPart,
@@ -224,7 +224,7 @@ def attach_request(
         slot_bytes=shape.block_bytes + trailer_bytes,
     )
     return kvstore_pb2.AttachRequest(
-        owner=rank_member(stage_member(replica, info.stage, group), info.rank),
+        owner=rank_member(replica, info.stage, info.rank, group),
         layout=layout,
         pipeline_slot_bytes=shape.pipeline_block_bytes + info.num_stages * info.num_ranks * trailer_bytes,
     )

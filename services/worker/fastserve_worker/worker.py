@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from fastserve_common.metrics import metrics_endpoint
-from fastserve_common.state import StateError, StateStore, membership, open_state, rank_member, stage_member
+from fastserve_common.state import StateError, StateStore, membership, open_state, rank_member
 from fastserve_worker.backend import StageBackend
 from fastserve_worker.fake_stage import FakeOptions, FakeStage
 from fastserve_worker.messages import StageInfo
@@ -176,8 +176,8 @@ async def _serve(
     await _wait_for_store(store, stop)
     if stop.is_set():
         return
-    role, name = ROLE if info.rank == 0 else RANK_ROLE, stage_member(settings.replica, info.stage, settings.group)
-    async with membership(store, role, rank_member(name, info.rank), facts):
+    role, name = RANK_ROLE if info.rank else ROLE, rank_member(settings.replica, info.stage, info.rank, settings.group)
+    async with membership(store, role, name, facts):
         log.info("serving", extra={"address": address, "num_blocks": info.num_blocks, "len": info.max_model_len})
         stopping: asyncio.Future[object] = asyncio.ensure_future(stop.wait())
         broken = cast("asyncio.Future[object]", server.stage.broken)

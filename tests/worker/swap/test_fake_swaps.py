@@ -138,9 +138,9 @@ async def test_an_epoch_change_drops_copies_and_waits_for_the_one_under_way(monk
         begun_with: list[int] = []
         start_epoch = server.backend.start_epoch
 
-        def begin() -> None:
+        def begin(epoch: int) -> None:
             begun_with.append(counters[SwapDirection.IN].in_flight)
-            start_epoch()
+            start_epoch(epoch)
 
         monkeypatch.setattr(server.backend, "start_epoch", begin)
         await client.send_configure(2)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fastserve.v1 import stage_pb2
 from fastserve_common.packed import pack_u32, unpack_u32
-from fastserve_worker.backend import BlockMemory, CopyBlock
+from fastserve_worker.backend import BlockMemory, CopyBlock, Turn
 from fastserve_worker.engine import KvPool
 from fastserve_worker.epoch import EpochRun
 from fastserve_worker.messages import (
@@ -91,7 +91,7 @@ class PatternStage:
             hidden_dtype="float32",
         )
 
-    def start_epoch(self) -> None: ...
+    def start_epoch(self, epoch: int) -> None: ...
 
     def run(self, plan: Plan, activations: Activations | None) -> StageOutput:
         for row in plan.rows:
@@ -101,7 +101,7 @@ class PatternStage:
             self._write(row)
         return StageOutput(1, draws=(TokenDraw(1),) * len(plan.rows))
 
-    def profile(self, point: ProfilePoint) -> int:
+    def profile(self, point: ProfilePoint, turn: Turn) -> int:
         return 1
 
     def _read(self, row: PlanRow) -> None:

@@ -58,9 +58,10 @@ def stage_member(replica: int, stage: int, group: str = DEFAULT_GROUP) -> str:
     return in_group(f"stage-{stage}" if replica == 0 else f"stage-{replica}-{stage}", group)
 
 
-def rank_member(stage: str, rank: int) -> str:
-    """The name under which a rank registers, rank 0 as the stage itself and the others in role `rank`."""
-    return stage if rank == 0 else f"{stage}-rank-{rank}"
+def rank_member(replica: int, stage: int, rank: int, group: str = DEFAULT_GROUP) -> str:
+    """The name under which a rank of a stage registers: rank 0 as the stage itself, the others in role `rank`."""
+    name = stage_member(replica, stage)
+    return in_group(name if rank == 0 else f"{name}-rank-{rank}", group)
 
 
 def open_state(url: str) -> StateStore:
