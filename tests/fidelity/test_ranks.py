@@ -37,7 +37,8 @@ def _loading_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StageModel, "load", one_at_a_time)
 
 
-@pytest.mark.parametrize("num_stages", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("num_stages", [1, 2])
 async def test_every_option(
     num_stages: int, tmp_path: Path, model_dir: Callable[[str], Path], oracle: Callable[[str], Oracle], profiles: Path
 ) -> None:

@@ -72,7 +72,7 @@ def answer(group: RankGroup, stages: list[StageModel], prompt: list[int], count:
     return output
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("num_stages", [pytest.param(1, marks=pytest.mark.full), 2])
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen2", "qwen3", "mistral-window", "gemma2-softcap", "gpt-neox"])
 def test_two_ranks_answer_as_transformers_does(
     name: str, num_stages: int, tiny_model: Callable[[str], TinyModel]
