@@ -137,6 +137,9 @@ class BatchFormer:
             return Shortage.TOKENS
         hold = self._kv.tokens_to_hold(job, num_tokens)
         needed = self._pool.missing(job.table, hold)
+        if not job.resident and self._kv.holds_back(needed):
+            walk.admitting = False
+            return Shortage.BLOCKS
         wait = self._find_blocks(job, needed, batch, walk, num_flying) if needed else None
         if wait is not None:
             if wait is Wait.COPY:
@@ -193,12 +196,12 @@ class BatchFormer:
         if self._kv.swaps and self._tiers.can_store(victim):
             self._tiers.send_out(victim)
         else:
-            self._tiers.evict(victim)
+            self._tiers.throw_out(victim)
 
     def _must_drain(self, job: Job, batch: Batch, num_flying: int, *, leads: bool) -> bool:
         """The first in the order, or the first ticket, lacks blocks that are in flight: were the jobs behind it planned
         again while others are still out, its blocks would never be idle all at once."""
-        if batch.picks or not self._kv.evicts:
+        if batch.picks or not self._kv.evicts or (self._kv.saving and not job.resident):
             return False
         if not num_flying:
             job.drained |= leads

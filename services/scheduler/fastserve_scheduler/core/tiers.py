@@ -20,6 +20,7 @@ from fastserve_scheduler.core.link import Link
 from fastserve_scheduler.core.residency import Residency
 from fastserve_scheduler.core.swaps import Swap, Swaps
 from fastserve_scheduler.core.tally import Tally
+from fastserve_scheduler.core.waste import Waste
 
 SIZE_BOUNDS_BYTES = tuple(mega * 1_000_000 for mega in (1, 5, 10, 20, 40, 60, 80, 100, 150, 200))
 """Of the histogram of swaps: vLLM's for what it offloads."""
@@ -46,6 +47,7 @@ class Tiers:
     def __init__(self, pool: BlockPool, line: Line, history: History, link: Link, enst: Enst, num_stages: int) -> None:
         self.pool, self.line, self.link = pool, line, link
         self.host = HostSlots()
+        self.waste = Waste()
         self.swaps = Swaps(num_stages)
         self.counters = SwapCounters()
         self.enst_errors = Tally(ERROR_BOUNDS_NS)
@@ -80,6 +82,7 @@ class Tiers:
         if job.fresh:
             job.fresh = False
             self.residency.returned(job, self.now_ns)
+        self.waste.ran()
         if job.promised_ns:
             self.enst_errors.observe(self.now_ns - job.promised_ns)
             job.promised_ns = 0
@@ -90,6 +93,11 @@ class Tiers:
         self._unclean(job)
         job.discarding = job.fresh = False
         self._rest_on_host(job)
+
+    def throw_out(self, job: Job) -> None:
+        """Evict the job for another one: what the host has no copy of is computed again."""
+        self.waste.lost(job.computed - job.host.num_tokens)
+        self.evict(job)
 
     def evict(self, job: Job) -> None:
         self.line.take(job)
@@ -125,6 +133,11 @@ class Tiers:
     def host_room(self) -> int:
         """Slots that are free, or hold copies of jobs on the device."""
         return self.host.num_free + self._clean_slots
+
+    @property
+    def room(self) -> int:
+        """Blocks of KV that both tiers still take, as soon as what is under way has landed."""
+        return self.pool.num_free + self.host_room + sum(self.swaps.blocks.values())
 
     def may_send(self, direction: SwapDirection, num_blocks: int) -> bool:
         return self.link.may_send(direction, num_blocks, self.swaps.blocks[direction], self.pool.num_blocks)

@@ -50,6 +50,15 @@ class KvPolicy(ABC):
         Changes nothing. A victim is neither in flight nor in the batch being formed: those are out of line.
         """
 
+    @property
+    def saving(self) -> bool:
+        """So much KV is thrown away that whoever has none on the device waits for room, even if it starves."""
+        return False
+
+    def holds_back(self, num_blocks: int) -> bool:
+        """Whether a job without KV that needs so many blocks is not to begin, though it might find them."""
+        return False
+
     def look_ahead(self, claimed: int, running: int) -> None:  # noqa: B027 - only proactive swapping looks ahead
         """Move jobs that no batch needs now. `claimed`: blocks that jobs in the order wait for already; `running`:
         jobs in flight and in the batch just formed."""
