@@ -17,7 +17,7 @@ MATRIX = [
     pytest.param("llama", 1, marks=pytest.mark.full),
     pytest.param("llama", 3, marks=pytest.mark.full),
     pytest.param("gpt2", 1, marks=pytest.mark.full),
-    ("gpt2", 3),
+    pytest.param("gpt2", 3, marks=pytest.mark.full),
 ]
 
 

@@ -27,6 +27,8 @@ KEYS = {
     "chunked_prefill": {"OPT-13B, ShareGPT"},
 }
 WITHOUT_PLOT = {"fig07"}
+#: One of each kind of figure runs always, the others with the full suite.
+ALWAYS = {"fig05", "fig07", "fig11", "fig15", "stable", "fairness"}
 AUTHORS = {"x": [1, 2, 6], "y": [0.1, 0.2, 0.6]}
 
 
@@ -46,7 +48,9 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"benchmarks.paper.{name}")
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ALWAYS else [pytest.mark.full]) for name in KEYS]
+)
 def test_a_figure_runs_and_leaves_its_files(name: str, out: Path) -> None:
     assert load("figure").main(load(name).FIGURE, [f"--out={out}", "--quick", "--processes=1"]) == 0
     values = json.loads((out / f"{name}.json").read_text())

@@ -66,7 +66,7 @@ async def test_a_bit_that_flips_on_the_host_costs_its_request_its_kv_and_no_toke
 
 
 @pytest.mark.parametrize("state", ["swapping out", "on host", "swapping in"])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.full)])
 async def test_what_is_on_the_host_outlives_a_stage(tmp_path: Path, state: str, victim: int) -> None:
     async with swap_cluster(tmp_path) as cluster:
         gateway = await cluster.gateway()

@@ -61,7 +61,7 @@ def poison(stages: Sequence[TorchStage], blocks: Sequence[int]) -> None:
             stage._pool.block_view(block).view(torch.float32).fill_(1e9)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("num_stages", [pytest.param(1, marks=pytest.mark.full), 2])
 async def test_a_job_moves_between_any_two_tokens(tiny_llama: TinyLlama, tmp_path: Path, num_stages: int) -> None:
     """Two jobs pass each other, one on its way out while the other comes in and a third one computes."""
     async with stages_on_arena(tiny_llama, tmp_path, num_stages) as (swapper, stages):
