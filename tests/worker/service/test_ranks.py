@@ -84,7 +84,7 @@ async def test_a_profile_is_measured_by_all_ranks(tiny_llama: TinyLlama) -> None
 
 
 async def test_a_rank_that_fails_ends_the_stage(tiny_llama: TinyLlama, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two_ranks(tiny_llama, timeout_s=2.0) as (pipeline, followers):
+    async with two_ranks(tiny_llama, timeout_s=10.0) as (pipeline, followers):
         run = TorchStage.run
 
         def fail(self: TorchStage, *args: object) -> object:
