@@ -154,7 +154,6 @@ async def _holder(r: Rig) -> list[str]:
 async def test_a_scheduler_that_is_lost_while_places_are_asked_for_is_said_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "ASK_TIMEOUT_S", 60.0)
     occupy, asked, go_on = SqliteState.occupy, asyncio.Event(), asyncio.Event()
 
     async def slowly(*args: Any) -> Occupied:  # noqa: ANN401 - passed on
