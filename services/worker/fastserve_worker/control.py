@@ -19,6 +19,7 @@ from fastserve_worker.epoch import EpochRun
 from fastserve_worker.errors import PlanError, StaleEpochError
 from fastserve_worker.messages import ProfilePoint
 from fastserve_worker.meter import NO_METER, Meter
+from fastserve_worker.ranks.errors import TurnOverError
 from fastserve_worker.ranks.followers import Followers
 from fastserve_worker.runner import StageRunner
 from fastserve_worker.swap.copier import Copier
@@ -215,6 +216,7 @@ class Stage:
         except Exception as error:
             log.warning("profile order failed", exc_info=error)
             session.send(codec.fault(0, order.epoch, f"profile order {order.profile_id}: {error}"))
+            self._check_point(error)
         else:
             session.send(codec.profile_report(order.profile_id, self.info.stage, compute_ns))
 
@@ -230,12 +232,23 @@ class Stage:
         return await self._runner.submit(partial(self._backend.profile, point, run.next_point()))
 
     def _compute_with_rank_0(self, order: stage_pb2.ProfileOrder, session: ControlSession) -> None:
-        """What fails here fails there too, before it waits for anybody."""
         if self._run is None:
             return
         for point in codec.decode_points(order):
             done = self._runner.submit(partial(self._backend.profile, point, self._run.next_point()))
-            done.add_done_callback(_ignore_failure)
+            done.add_done_callback(self._computed_with_rank_0)
+
+    def _computed_with_rank_0(self, done: "asyncio.Future[int]") -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            log.debug("a profile point failed", exc_info=error)
+            self._check_point(error)
+
+    def _check_point(self, error: BaseException) -> None:
+        """A point that can never run is refused by every rank before it waits for anybody; other failures leave the
+        others waiting."""
+        if self.info.num_ranks > 1 and not isinstance(error, ValueError | TurnOverError):
+            self.break_up(f"rank {self.info.rank} failed in a profile: {error}")
 
     async def join(self, hello: stage_pb2.ForwardHello) -> EpochRun:
         """The run that a stream from the stage before belongs to. Waits until this stage is at that epoch too.
@@ -288,8 +301,3 @@ class Stage:
 
 def _nothing() -> None:
     """Runs when everything before it has."""
-
-
-def _ignore_failure(done: "asyncio.Future[int]") -> None:
-    if not done.cancelled() and done.exception() is not None:
-        log.debug("a profile point failed", exc_info=done.exception())

@@ -231,7 +231,7 @@ class EpochRun:
             try:
                 computed = await future
             except TurnOverError as error:
-                # Of an epoch that rank 0 is about to end: dropped there in part, computed for nothing in part.
+                # Rank 0 could not begin it, or dropped it with its epoch, and has gone on to one behind it.
                 log.debug("left out plan %d: %s", plan.seq, error)
             except Exception as error:
                 log.debug("a plan failed", exc_info=error)

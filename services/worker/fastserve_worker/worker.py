@@ -119,7 +119,7 @@ async def _leading(server: StageServer, meeting: "Meeting") -> AsyncIterator[Non
     """Rank 0 speaks for the others while the block runs; the stage is broken when one of them is lost."""
     stage = server.stage
     assert stage is not None
-    followers = Followers(meeting.addresses())
+    followers = Followers(await meeting.addresses())
     stage.lead(followers)
     task = asyncio.create_task(followers.run(), name="followers")
     task.add_done_callback(lambda done: None if done.cancelled() else stage.break_up(str(done.exception())))

@@ -42,9 +42,10 @@ class Meeting:
         log.info("met the other ranks", extra={"rank": wanted.tensor_parallel_rank, "of_ranks": size})
         return group
 
-    def addresses(self) -> list[str]:
+    async def addresses(self) -> list[str]:
         """Where ranks 1, 2, ... listen. After `join`, when they have said so."""
-        return [self.store.get(_address_key(rank)).decode() for rank in range(1, self.settings.tensor_parallel_size)]
+        keys = [_address_key(rank) for rank in range(1, self.settings.tensor_parallel_size)]
+        return [(await asyncio.to_thread(self.store.get, key)).decode() for key in keys]
 
 
 @contextlib.asynccontextmanager
@@ -59,9 +60,13 @@ async def meeting(state: StateStore, settings: WorkerSettings, address: str) -> 
             yield Meeting(store, settings)
         return
     host, port = await _place(state, member)
-    store = TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
-    store.set(_address_key(settings.tensor_parallel_rank), address)
-    yield Meeting(store, settings)
+
+    def come() -> TCPStore:
+        store = TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+        store.set(_address_key(settings.tensor_parallel_rank), address)
+        return store
+
+    yield Meeting(await asyncio.to_thread(come), settings)
 
 
 async def _place(state: StateStore, member: str) -> tuple[str, int]:
