@@ -125,76 +125,66 @@ def test_every_rank_of_every_stage_is_a_process() -> None:
     assert len(set(listening)) == 5, "one of each stage, and none of the other ranks"
 
 
-def test_what_is_set_arrives() -> None:
-    by_name = {spec.name: spec for spec in all_specs(EVERYTHING)}
-    worker = parsed(by_name["stage-1"])
+SCHEDULING = (
+    *("policy", "preset", "alpha_ms", "alpha_rounds", "promotion", "quantum_ratio", "num_queues", "probe_tokens"),
+    *("slo_first_token_ms", "slo_token_ms", "replica_patience", "journal", "vllm_metric_names", "kv_policy"),
+    *("kv_ranking", "swap_min_batches", "swap_reserve_min_percent", "swap_reserve_max_percent", "timeline"),
+    *("max_num_seqs", "max_num_batched_tokens", "prefill_chunk_tokens", "max_num_queued_reqs"),
+    *("max_num_queued_tokens", "max_model_len", "drain_timeout"),
+)
+CALLERS = (
+    *("rate_limit_requests_per_min", "rate_limit_tokens_per_min", "max_concurrent_requests"),
+    *("max_concurrent_requests_per_key", "request_timeout", "dashboard", "vllm_metric_names"),
+)
+
+
+def everything() -> dict[str, Settings]:
+    """What each service makes of its command line, by its name."""
+    return {spec.name: parsed(spec) for spec in all_specs(EVERYTHING)}
+
+
+def test_what_is_set_arrives_at_the_stages() -> None:
+    worker = everything()["stage-1"]
     assert isinstance(worker, WorkerSettings)
     assert (worker.stage, worker.num_stages, worker.threads, worker.block_size) == (1, 2, 2, 32)
-    assert (worker.linear, worker.max_model_len, worker.model_dir, worker.fake) == (
-        "fp16",
-        512,
-        Path("/models/m"),
-        True,
-    )
-    scheduler = parsed(by_name["scheduler"])
+    assert (worker.linear, worker.max_model_len, worker.model_dir) == ("fp16", 512, Path("/models/m"))
+    assert (worker.fake, worker.kv_checksums) == (True, True)
+    for stage in range(2):
+        worker = everything()[f"stage-{stage}"]
+        assert isinstance(worker, WorkerSettings)
+        assert worker.metrics_listen == f"127.0.0.1:{9102 + stage}"
+
+
+def test_what_is_set_arrives_at_the_scheduler() -> None:
+    scheduler = everything()["scheduler"]
     assert isinstance(scheduler, SchedulerSettings)
-    for name in (
-        "policy",
-        "preset",
-        "alpha_ms",
-        "alpha_rounds",
-        "promotion",
-        "quantum_ratio",
-        "num_queues",
-        "probe_tokens",
-        "slo_first_token_ms",
-        "slo_token_ms",
-        "replica_patience",
-        "journal",
-        "vllm_metric_names",
-        "kv_policy",
-        "kv_ranking",
-        "swap_min_batches",
-        "swap_reserve_min_percent",
-        "swap_reserve_max_percent",
-        "timeline",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "prefill_chunk_tokens",
-        "max_num_queued_reqs",
-        "max_num_queued_tokens",
-        "max_model_len",
-        "drain_timeout",
-    ):
+    for name in SCHEDULING:
         assert getattr(scheduler, name) == getattr(EVERYTHING, name)
     assert (scheduler.num_stages, scheduler.metrics_port) == (2, 9100)
     assert scheduler.vllm_model == "a", "as gateways have it"
-    gateway = parsed(by_name["gateway"])
+
+
+def test_what_is_set_arrives_at_the_gateway() -> None:
+    gateway = everything()["gateway"]
     assert isinstance(gateway, GatewaySettings)
     assert (gateway.host, gateway.port, gateway.grpc_port, gateway.max_model_len) == ("127.0.0.1", 9000, 9005, 512)
     assert (gateway.served_model_name, gateway.model_root, gateway.drain_timeout) == (("a", "b"), "m", 5.0)
     assert gateway.seed == 11
-    for name in (
-        "rate_limit_requests_per_min",
-        "rate_limit_tokens_per_min",
-        "max_concurrent_requests",
-        "max_concurrent_requests_per_key",
-        "request_timeout",
-        "dashboard",
-        "vllm_metric_names",
-    ):
+    for name in CALLERS:
         assert getattr(gateway, name) == getattr(EVERYTHING, name)
     assert (gateway.ssl_certfile, gateway.ssl_keyfile) == (Path("/tls/tls.crt"), Path("/tls/tls.key"))
-    kvstore = parsed(by_name["kvstore"])
+
+
+def test_what_is_set_arrives_at_the_kvstore() -> None:
+    kvstore = everything()["kvstore"]
     assert isinstance(kvstore, KvStoreSettings)
-    assert (worker.kv_checksums, kvstore.lease_ttl_s) == (True, 12.5)
+    assert kvstore.lease_ttl_s == 12.5
     assert (kvstore.host_kv_memory, kvstore.metrics_listen) == (2**22, "127.0.0.1:9101"), "fake stages need little"
-    for stage in range(2):
-        worker = parsed(by_name[f"stage-{stage}"])
-        assert isinstance(worker, WorkerSettings)
-        assert worker.metrics_listen == f"127.0.0.1:{9102 + stage}"
-    assert {parsed(spec).log_level for spec in by_name.values()} == {"debug"}
-    assert {parsed(spec).log_format for spec in by_name.values()} == {"json"}
+
+
+def test_all_services_log_alike() -> None:
+    assert {settings.log_level for settings in everything().values()} == {"debug"}
+    assert {settings.log_format for settings in everything().values()} == {"json"}
 
 
 def test_fake_stages_know_the_words_of_the_gateway() -> None:

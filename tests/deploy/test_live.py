@@ -72,9 +72,9 @@ def run_load(system: System, address: str, begun_s: float) -> None:
         wait_until(lambda: bool(query(address, 'fastserve:swaps_total{direction="in"} > 0')), "it swaps", system)
         system.service("fastserve_worker", "--stage=1").kill()
         least_s = PICTURED_S if PICTURES_ENV in os.environ else 0.0
-        while time.time() - begun_s < least_s or (missing := nothing_to_draw(address, begun_s)):
+        over.wait(least_s)
+        while missing := nothing_to_draw(address, begun_s):
             assert time.time() - begun_s < PATIENCE_S, f"nothing to draw in {missing}"
-            time.sleep(1.0)
     finally:
         over.set()
         for caller in callers:

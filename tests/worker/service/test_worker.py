@@ -87,6 +87,8 @@ async def test_a_port_that_is_taken_ends_with_a_sentence(tmp_path: Path, caplog:
     ("changes", "message"),
     [
         ({"stage": 2, "num_stages": 2}, "--stage: 2 is not one of 2 stages"),
+        ({"tensor_parallel_rank": 1}, "--tensor-parallel-rank: 1 is not one of 1 ranks"),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size: a fake stage has no layers to share"),
         ({"fake": False}, "--model-dir: needed"),
         ({"listen": "localhost"}, "--listen: expected HOST:PORT"),
         ({"kv_memory": "lots"}, "expected a size"),
