@@ -8,6 +8,7 @@ from fastserve_common.load.stats import mean, percentile
 from fastserve_scheduler.core.commands import Command, PlanItem, RunIteration
 from fastserve_scheduler.core.events import Event, IterationDone
 from fastserve_scheduler.core.scheduler import SchedulerCore
+from fastserve_scheduler.sim.capacity import completed_per_second
 from fastserve_scheduler.sim.fleet import Fleet
 from fastserve_scheduler.sim.recorder import Finished
 from fastserve_scheduler.sim.report import Setup, in_window, to_result
@@ -63,7 +64,7 @@ def measure(case: Case, traces: Path | None = None) -> Row:
     row["gb_in"] = _number(result["swapped_in_bytes"]) / 1e9
     finished = outcome.recorder.finished
     row["completed"] = float(len(finished))
-    row["capacity"] = capacity(finished)
+    row["capacity"] = completed_per_second(finished)
     row |= _lengths(in_window(outcome, drop_first, drop_last))
     row["each"] = [round(value, 5) for _, value in sorted(zip(finished.number, finished.per_token_s(), strict=True))]
     if len(case.pattern) > 2:
@@ -77,13 +78,6 @@ def measure(case: Case, traces: Path | None = None) -> Row:
 def _number(value: object) -> float:
     assert isinstance(value, int | float)
     return float(value)
-
-
-def capacity(finished: Finished) -> float:
-    """Jobs per second between the first and the last fifth of the completions: what a saturated system serves."""
-    ends_ns = sorted(finished.finished)
-    first, last = len(ends_ns) // 5, len(ends_ns) * 4 // 5
-    return (last - first) / max((ends_ns[last] - ends_ns[first]) / 1e9, 1e-9)
 
 
 def _lengths(finished: Finished) -> Row:

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fastserve_scheduler.sim.arrivals import Request
+from fastserve_scheduler.sim.capacity import served_of
 from fastserve_scheduler.sim.fleet import Fleet, Outcome
 from fastserve_scheduler.sim.recorder import Finished
 from fastserve_scheduler.sim.report import Setup, in_window, to_result
 
-from .loads import requests
+from .loads import lengths, requests
 from .systems import build
 
 DROP_FIRST, DROP_LAST = 0.15, 0.10
@@ -69,16 +70,10 @@ def measure(point: Point) -> Measured:
     setup = Setup(point.system, point.rate, drop_first=drop_first, drop_last=drop_last)
     result = to_result(setup, outcome)
     kept: Measured = {name: result[name] for name in KEPT}
-    kept["capacity"] = capacity(outcome.recorder.finished)
+    if not point.rate:
+        kept["capacity"] = served_of(plant, lengths(point.load), outcome.recorder.finished)
     kept["attainment"] = attainment(outcome, arrivals, in_window(outcome, drop_first, drop_last))
     return kept
-
-
-def capacity(finished: Finished) -> float:
-    """Jobs per second between the first and the last fifth of the completions: what a saturated system serves."""
-    ends_ns = sorted(finished.finished)
-    first, last = len(ends_ns) // 5, len(ends_ns) * 4 // 5
-    return (last - first) / max((ends_ns[last] - ends_ns[first]) / 1e9, 1e-9)
 
 
 def attainment(outcome: Outcome, arrivals: Sequence[Request], finished: Finished) -> dict[str, float]:

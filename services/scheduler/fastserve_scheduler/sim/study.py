@@ -1,10 +1,10 @@
-"""From names to a plant, and its capacity: the short way for experiments."""
+"""From names to a plant and a run: the short way for experiments."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fastserve_scheduler.core.config import CoreConfig
-from fastserve_scheduler.sim.arrivals import DrawLengths, Request, at_once
+from fastserve_scheduler.sim.arrivals import Request
 from fastserve_scheduler.sim.cost import LinkCost
 from fastserve_scheduler.sim.devices import DEVICES
 from fastserve_scheduler.sim.fleet import Fleet, Outcome, Plant
@@ -13,11 +13,6 @@ from fastserve_scheduler.sim.roofline import RooflineCost
 from fastserve_scheduler.sim.router import ROUTERS
 
 LINK_LATENCY_NS = 20_000
-
-CAPACITY_ROUNDS = 40
-"""Requests per batch slot of a run that measures capacity, and at least CAPACITY_REQUESTS."""
-
-CAPACITY_REQUESTS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +54,3 @@ def run(
 ) -> Outcome:
     fleet = Fleet(system, num_replicas=num_replicas, router=ROUTERS[router](seed))
     return fleet.run(requests)
-
-
-def unlimited_queue(config: CoreConfig, num_requests: int) -> CoreConfig:
-    """Nobody is refused because many wait."""
-    most = max(config.max_waiting_tokens, num_requests * config.max_model_len)
-    return replace(config, max_waiting_jobs=max(config.max_waiting_jobs, num_requests), max_waiting_tokens=most)
-
-
-def capacity(system: Plant, draw: DrawLengths, seed: int, policy: str = "fcfs") -> float:
-    """Requests per second that one replica serves at most: completions between the first and the last fifth of a run
-    in which all requests are there from the start."""
-    slots = system.config.max_batch_size * system.config.num_stages
-    count = max(CAPACITY_REQUESTS, CAPACITY_ROUNDS * slots)
-    config = replace(unlimited_queue(system.config, count), policy=policy)
-    ends_ns = sorted(run(replace(system, config=config), at_once(count, draw, seed)).recorder.finished.finished)
-    if len(ends_ns) < 5:
-        raise ValueError("capacity cannot be measured: the requests do not fit the system")
-    first, last = len(ends_ns) // 5, len(ends_ns) * 4 // 5
-    return (last - first) / ((ends_ns[last] - ends_ns[first]) / 1e9)

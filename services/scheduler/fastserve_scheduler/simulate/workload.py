@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from fastserve_common.load.lengths import MODELS as LENGTHS
 from fastserve_common.load.traces import TraceError
 from fastserve_common.settings import SettingsError
-from fastserve_scheduler.sim import arrivals, study
+from fastserve_scheduler.sim import arrivals
 from fastserve_scheduler.sim.arrivals import DrawLengths, Rates, Request, Trace
 from fastserve_scheduler.sim.callers import Callers
+from fastserve_scheduler.sim.capacity import capacity
 from fastserve_scheduler.sim.fleet import FollowUp, Plant
 from fastserve_scheduler.sim.programs import Programs
 from fastserve_scheduler.simulate.settings import DEFAULT_LOAD, SimulateSettings
@@ -37,11 +38,11 @@ def choose_load(settings: SimulateSettings, plant: Plant) -> Load:
     if settings.trace is not None and settings.load_share is None:
         return Load(None, None)
     try:
-        capacity = study.capacity(plant, _draw(settings, plant), settings.seed) * settings.replicas
+        served = capacity(plant, _draw(settings, plant), settings.seed) * settings.replicas
     except ValueError as error:
         raise SettingsError(f"--load-share: {error}") from error
     calls = settings.mean_calls if settings.workload == "programs" and settings.trace is None else 1.0
-    return Load((settings.load_share or DEFAULT_LOAD) * capacity / calls, capacity)
+    return Load((settings.load_share or DEFAULT_LOAD) * served / calls, served)
 
 
 def requests(settings: SimulateSettings, plant: Plant, load: Load) -> tuple[Iterator[Request], FollowUp | None]:
