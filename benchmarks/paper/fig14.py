@@ -1,7 +1,7 @@
 """Figure 14: policies against the ratio of input to output length, with ample KV memory and beyond capacity.
 
 Lognormal lengths, 1,024 tokens in and out together on average. Capacity is computed from the fitted iteration times, a
-batch always full; the rate is 1.3 times that, in the paper's protocol, or 0.9 of it with warm-up and end left out.
+batch always full; the rate is 1.3 times that. The second protocol is in stable.py.
 """
 
 import sys
@@ -16,19 +16,18 @@ from .intervals import interval
 from .intervals import ratios as paired
 from .loads import RATIO_TOTAL
 from .points import Point, Store
-from .series import Series, complete, present, spread
+from .series import Series, complete, spread
 from .style import COLOURS, LABELS, MARKERS, legend_below, panels
 
 RATIOS = (0.25, 1, 4, 16, 64, 256)
 ORDERS = ("fcfs", "fixed-priority", "naive-mlfq", "naive-mlfq-abort", "paper", "alpha-10s", "srpt")
 SYSTEM = "opt-13b-ample"
 BATCH = 16
-LOADS = {"paper's protocol": 1.3, "stable": 0.9}
+LOAD = 1.3
+"""Of the capacity."""
+
 JOBS = ((300, 120), (100, 200), (0, 400))
 """(mean output of at least so many tokens, jobs of a run): long answers take long to simulate."""
-
-STABLE_RATIOS = (16, 64, 256)
-"""A stable run needs more jobs than those of long answers have here."""
 
 
 def output_of(ratio: float) -> float:
@@ -46,60 +45,42 @@ def capacity_of(ratio: float) -> float:
     return 1e9 / spent_ns
 
 
-def point(protocol: str, ratio: float, order: str, options: Options) -> Point:
+def point(ratio: float, order: str, options: Options) -> Point:
     jobs = next(jobs for least, jobs in JOBS if output_of(ratio) >= least)
-    rate = round(LOADS[protocol] * capacity_of(ratio), 4)
-    window = protocol == "stable"
-    return Point(SYSTEM, order, f"ratio:{ratio:g}", rate, 0, options.jobs(jobs), BATCH, window=window)
+    rate = round(LOAD * capacity_of(ratio), 4)
+    return Point(SYSTEM, order, f"ratio:{ratio:g}", rate, 0, options.jobs(jobs), BATCH)
+
+
+def at(options: Options, seed: int) -> list[Point]:
+    return [replace(point(ratio, order, options), seed=seed) for ratio in options.some(RATIOS) for order in ORDERS]
 
 
 def points(options: Options, store: Store) -> list[Point]:
-    return [
-        replace(point(protocol, ratio, order, options), seed=seed)
-        for protocol in LOADS
-        for seed in options.seeds
-        for ratio in ratios_of(protocol, options)
-        for order in ORDERS
-    ]
-
-
-def ratios_of(protocol: str, options: Options) -> list[float]:
-    return options.some(STABLE_RATIOS if protocol == "stable" else RATIOS)
+    return [point for seed in options.seeds for point in at(options, seed)]
 
 
 def report(options: Options, store: Store) -> Report:
-    tables: list[Table] = []
-    values: dict[str, object] = {}
-    curves: dict[str, dict[str, Series]] = {}
-    for protocol, means, p95s in present(lambda name: _both(options, store, name), LOADS):
-        curves[protocol] = means
-        tables.append(_table(means, f"{protocol}: mean latency per output token, s"))
-        tables.append(_gains(means, protocol))
-        tables.append(_table(p95s, f"{protocol}: P95 latency per output token, s"))
-        for metric, found in (("mean", means), ("p95", p95s)):
-            values[f"{protocol}, {metric}"] = {order: list(curve.values) for order, curve in found.items()}
-    return Report(tables, values, lambda: _draw(curves))
-
-
-def _both(options: Options, store: Store, protocol: str) -> tuple[str, dict[str, Series], dict[str, Series]]:
-    mean, p95 = (_curves(options, store, protocol, f"{metric}_normalised_latency") for metric in ("mean", "p95"))
-    return protocol, mean, p95
-
-
-def _curves(options: Options, store: Store, protocol: str, metric: str) -> dict[str, Series]:
-    ratios = ratios_of(protocol, options)
-    needed = [point(protocol, ratio, order, options) for ratio in ratios for order in ORDERS]
-    seeds = complete(store, options.seeds, lambda seed: [replace(each, seed=seed) for each in needed])
-    return {
-        order: Series(
-            ratios,
-            [
-                [store.number(replace(point(protocol, ratio, order, options), seed=seed), metric) for seed in seeds]
-                for ratio in ratios
-            ],
-        )
-        for order in ORDERS
+    means, p95s = (_curves(options, store, f"{metric}_normalised_latency") for metric in ("mean", "p95"))
+    tables = [
+        _table(means, "Mean latency per output token, s"),
+        _gains(means),
+        _table(p95s, "P95 latency per output token, s"),
+    ]
+    values: dict[str, object] = {
+        metric: {order: list(curve.values) for order, curve in found.items()}
+        for metric, found in (("mean", means), ("p95", p95s))
     }
+    return Report(tables, values, lambda: _draw(means))
+
+
+def _curves(options: Options, store: Store, metric: str) -> dict[str, Series]:
+    ratios = options.some(RATIOS)
+    seeds = complete(store, options.seeds, lambda seed: at(options, seed))
+
+    def numbers(ratio: float, order: str) -> list[float]:
+        return [store.number(replace(point(ratio, order, options), seed=seed), metric) for seed in seeds]
+
+    return {order: Series(ratios, [numbers(ratio, order) for ratio in ratios]) for order in ORDERS}
 
 
 def _table(found: dict[str, Series], title: str) -> Table:
@@ -108,7 +89,7 @@ def _table(found: dict[str, Series], title: str) -> Table:
     return Table(title, ["", *(f"{ratio:g}" for ratio in ratios)], rows)
 
 
-def _gains(found: dict[str, Series], protocol: str) -> Table:
+def _gains(found: dict[str, Series]) -> Table:
     """Mean over mean of skip-join with 0.3 s, paired by seed."""
     rows = []
     for order in ORDERS[:4]:
@@ -116,25 +97,22 @@ def _gains(found: dict[str, Series], protocol: str) -> Table:
         best = max(interval(values)[0] for values in pairs)
         rows.append([LABELS[order], *(spread(values, 2) for values in pairs), f"{best:.1f}"])
     header = ["", *(f"{ratio:g}" for ratio in found["fcfs"].rates), "at most"]
-    return Table(f"{protocol}: mean over that of {LABELS['paper']}", header, rows)
+    return Table(f"Mean over that of {LABELS['paper']}", header, rows)
 
 
-def _draw(curves: dict[str, dict[str, Series]]) -> Plot:
-    plot, axes = panels(1, len(curves), width=4.6, height=3.2)
-    for (protocol, found), each in zip(curves.items(), axes, strict=True):
-        fcfs = found["fcfs"].means()
-        for order, curve in found.items():
-            shares = paired(curve.means(), fcfs)
-            each.plot(
-                curve.rates, shares, color=COLOURS[order], marker=MARKERS[order], markersize=4, label=LABELS[order]
-            )
-        each.set(xscale="log", yscale="log", xlabel="input / output", ylim=(0.1, 12))
-        each.set_xticks(list(RATIOS), [f"{ratio:g}" for ratio in RATIOS])
-        each.minorticks_off()
-        each.set_yticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1", "2", "5", "10"])
-        each.set_title(f"{protocol} (load {LOADS[protocol]:g})")
-    axes[0].set_ylabel("mean latency per token / FCFS")
-    legend_below(plot, axes[0], 4)
+def _draw(found: dict[str, Series]) -> Plot:
+    plot, axes = panels(1, 1, width=5.6, height=3.4)
+    (each,) = axes
+    fcfs = found["fcfs"].means()
+    for order, curve in found.items():
+        shares = paired(curve.means(), fcfs)
+        each.plot(curve.rates, shares, color=COLOURS[order], marker=MARKERS[order], markersize=4, label=LABELS[order])
+    each.set(xscale="log", yscale="log", xlabel="input / output", ylim=(0.1, 12))
+    each.set_xticks(list(RATIOS), [f"{ratio:g}" for ratio in RATIOS])
+    each.minorticks_off()
+    each.set_yticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1", "2", "5", "10"])
+    each.set_ylabel("mean latency per token / FCFS")
+    legend_below(plot, each, 4)
     return plot
 
 

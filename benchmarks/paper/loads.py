@@ -1,7 +1,8 @@
 """What is asked for: lengths by name, Poisson arrivals, the same requests under every policy."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from fastserve_common.load.lengths import ALPACA, SHAREGPT_ARTIFACT
@@ -47,6 +48,11 @@ def lengths(load: str) -> DrawLengths:
     """By name; `ratio:4` has four times as much input as output."""
     kind, _, value = load.partition(":")
     return by_ratio(float(value)) if kind == "ratio" else LENGTHS[load]
+
+
+def without_limits(arrivals: Iterable[Request], model_len: int) -> Iterator[Request]:
+    """Callers that ask for all there is room for, where the others name the true length as their limit."""
+    return (replace(request, max_output_tokens=model_len - request.prompt_tokens) for request in arrivals)
 
 
 def requests(load: str, rate: float, num_jobs: int, seed: int) -> Iterator[Request]:

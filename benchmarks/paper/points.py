@@ -17,7 +17,7 @@ from fastserve_scheduler.sim.fleet import Fleet, Outcome
 from fastserve_scheduler.sim.recorder import Finished
 from fastserve_scheduler.sim.report import Setup, in_window, to_result
 
-from .loads import lengths, requests
+from .loads import lengths, requests, without_limits
 from .systems import build
 
 DROP_FIRST, DROP_LAST = 0.15, 0.10
@@ -33,6 +33,9 @@ KEPT = (
     "quartile_fairness", "normalised_latency_by_quartile",
 )  # fmt: skip
 """Of a result of the simulator."""
+
+UNTOLD = ("predicted",)
+"""Orders that would take a caller's limit for the length of the answer, which it is in these loads."""
 
 Measured = dict[str, object]
 
@@ -63,6 +66,8 @@ def measure(point: Point) -> Measured:
     """Simulate it; JSON-ready."""
     plant = build(point.system, point.order, batch=point.batch, kv=point.kv, chunk=point.chunk)
     arrivals = list(requests(point.load, point.rate, point.jobs, point.seed))
+    if point.order in UNTOLD:
+        arrivals = list(without_limits(arrivals, plant.config.max_model_len))
     gc.disable()  # a run makes no cycles worth looking for, and looking takes a tenth of its time
     outcome = Fleet(plant).run(arrivals)
     gc.enable()

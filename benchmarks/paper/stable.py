@@ -1,163 +1,198 @@
 """The same comparisons where the system keeps up: long runs at 70, 85, 92 and 97 % of measured capacity.
 
-OPT-13B on ShareGPT. Capacity is what first come, first served completes when everybody is there from the start. The
-first 15 and the last 10 % of the jobs are left out, so that neither filling up nor running empty is measured. It is the
-second protocol of figures 1, 8, 11, 12, 13 and 15.
+The second protocol of the figures. Capacity is what first come, first served completes when everybody is there from
+the start, of each system and load its own. The first 15 and the last 10 % of the jobs are left out, so that neither
+filling up nor running empty is measured. What is compared is in comparisons.py.
 """
 
 import math
 import sys
 from dataclasses import dataclass, replace
+from itertools import cycle
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Plot
 
-from .curves import draw_series
+from .comparisons import GROUPS, Comparison
 from .figure import Figure, Options, Report, Table, main
-from .intervals import interval
+from .intervals import interval, ratios
 from .points import Point, Store
-from .series import Series, complete, present, ratio_of, spread
-from .style import LABELS, legend_below, limit_line, panels
+from .series import complete, present, ratio_of
+from .style import COLOURS, LABELS, PALETTE, panels
 
-SYSTEM, LOAD = "opt-13b", "sharegpt"
 LOADS = (0.7, 0.85, 0.92, 0.97)
-ORDERS = ("fcfs", "paper", "alpha-10s")
-JOBS = 1000
-SLO_S = 0.3
-SATURATED = Point(SYSTEM, "fcfs", LOAD, 0, 99, 2000)
-"""Capacity differs by 10 % between runs of 600."""
-KV_LOAD = 0.92
-KV_POLICIES = ("proactive", "reactive", "blocking", "recompute", "defer")
-METRICS = {
-    "mean, s/token": ("mean_normalised_latency", 1.0, 4),
-    "P95, s/token": ("p95_normalised_latency", 1.0, 4),
-    "P99, s/token": ("p99_normalised_latency", 1.0, 4),
-    "completion, mean, s": ("mean_e2el_ms", 1e-3, 1),
-    "first token, mean, s": ("mean_ttft_ms", 1e-3, 2),
-    "longest wait, s": ("longest_wait_ms", 1e-3, 1),
-    "queueing": ("queueing_share", 1.0, 3),
-    "blocked on swaps": ("swap_blocked_share", 1.0, 4),
-    "peak KV, K tokens": ("peak_kv_tokens", 1e-3, 1),
-}
-"""Of a table: (key of a point, factor, digits)."""
+SHOWN = 0.92
+"""Whose numbers are in the tables beside the ratios."""
+
+AGAINST = ("mean_normalised_latency", "p99_normalised_latency")
+PLOT_COLUMNS = 4
+FLOOR, CEILING = 0.08, 3.0
+"""Of a plot: FCFS is at 1."""
+
+
+def groups(options: Options) -> dict[str, tuple[Comparison, ...]]:
+    """Two lines of one comparison of each kind when it has to be quick."""
+    return {title: (group[0].shortened(),) if options.quick else group for title, group in GROUPS.items()}
+
+
+def everything(options: Options) -> list[Comparison]:
+    return [comparison for group in groups(options).values() for comparison in group]
 
 
 def saturated(options: Options, store: Store) -> list[Point]:
-    return [replace(SATURATED, jobs=options.jobs(SATURATED.jobs))]
+    return [_sized(comparison.saturated, options) for comparison in everything(options)]
 
 
-def capacity(options: Options, store: Store) -> float:
-    return store.number(saturated(options, store)[0], "capacity")
+def _sized(point: Point, options: Options) -> Point:
+    return replace(point, jobs=options.jobs(point.jobs))
 
 
-def rates(options: Options, store: Store) -> list[float]:
-    return [round(load * capacity(options, store), 4) for load in options.some(LOADS)]
+def rate_of(comparison: Comparison, load: float, options: Options, store: Store) -> float:
+    """Jobs per second. Raises KeyError when capacity has not been measured."""
+    return round(load * store.number(_sized(comparison.saturated, options), "capacity"), 4)
 
 
-def base(order: str, options: Options, kv: str = "proactive") -> Point:
-    return Point(SYSTEM, order, LOAD, 0, 0, options.jobs(JOBS), kv=kv, window=True)
-
-
-def order_points(options: Options, store: Store, seed: int) -> list[Point]:
-    return [replace(base(order, options), rate=rate, seed=seed) for rate in rates(options, store) for order in ORDERS]
-
-
-def kv_points(options: Options, store: Store, seed: int) -> list[Point]:
-    rate = round(KV_LOAD * capacity(options, store), 4)
-    return [replace(base("alpha-10s", options, kv), rate=rate, seed=seed) for kv in KV_POLICIES]
+def at(comparison: Comparison, load: float, seed: int, options: Options, store: Store) -> list[Point]:
+    rate = rate_of(comparison, load, options, store)
+    return [replace(_sized(line, options), rate=rate, seed=seed) for line in comparison.lines.values()]
 
 
 def points(options: Options, store: Store) -> list[Point]:
-    found = [point for seed in options.seeds for point in order_points(options, store, seed)]
-    return found + [point for seed in options.seeds for point in kv_points(options, store, seed)]
+    return [
+        point
+        for comparison in everything(options)
+        for seed in options.seeds
+        for load in options.some(LOADS)
+        for point in at(comparison, load, seed, options, store)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
-class AtLoad:
-    """The runs of one load that are complete: by order, one for each seed."""
+class Found:
+    """A comparison whose runs are there: `runs[load][name]` has one for each seed."""
 
-    load: float
-    rate: float
+    comparison: Comparison
     seeds: list[int]
-    runs: dict[str, list[Point]]
+    runs: dict[float, dict[str, list[Point]]]
+
+    @property
+    def first(self) -> str:
+        return next(iter(self.comparison.lines))
 
 
-def at_load(options: Options, store: Store, load: float) -> AtLoad:
-    rate = round(load * capacity(options, store), 4)
-
-    def runs(seed: int) -> list[Point]:
-        return [replace(base(order, options), rate=rate, seed=seed) for order in ORDERS]
-
-    seeds = complete(store, options.seeds, runs)
-    by_order = zip(ORDERS, zip(*(runs(seed) for seed in seeds), strict=True), strict=True)
-    return AtLoad(load, rate, seeds, {order: list(points) for order, points in by_order})
+def found(comparison: Comparison, options: Options, store: Store) -> Found:
+    """Raises MissingError while no seed has all of its runs."""
+    loads = options.some(LOADS)
+    seeds = complete(
+        store, options.seeds, lambda seed: [p for load in loads for p in at(comparison, load, seed, options, store)]
+    )
+    runs = {}
+    for load in loads:
+        by_seed = [at(comparison, load, seed, options, store) for seed in seeds]
+        runs[load] = dict(zip(comparison.lines, map(list, zip(*by_seed, strict=True)), strict=True))
+    return Found(comparison, seeds, runs)
 
 
 def report(options: Options, store: Store) -> Report:
-    found = present(lambda load: at_load(options, store, load), options.some(LOADS))
-    rows = [row for each in found for row in _rows(store, each)]
-    header = ["load", "", *(LABELS[order] for order in ORDERS), "0.3 s / FCFS", "10 s / FCFS"]
-    title = f"{options.jobs(JOBS)} jobs a run; capacity {capacity(options, store):.3f} job/s"
-    curves = {
-        key: {
-            order: Series(
-                [each.rate for each in found],
-                [[store.number(run, key) for run in each.runs[order]] for each in found],
-            )
-            for order in ORDERS
-        }
-        for key, _, _ in METRICS.values()
-    }
-    values: dict[str, object] = {
-        "capacity": capacity(options, store),
-        "rates": [each.rate for each in found],
-        "seeds": [each.seeds for each in found],
-        **{key: {order: list(curve.values) for order, curve in by_order.items()} for key, by_order in curves.items()},
-    }
-    mean, p95 = curves["mean_normalised_latency"], curves["p95_normalised_latency"]
-    return Report([Table(title, header, rows), *_kv_table(options, store)], values, lambda: _draw(mean, p95))
+    tables: list[Table] = []
+    values: dict[str, object] = {"loads": options.some(LOADS)}
+    drawn: list[Found] = []
+    for title, group in groups(options).items():
+        each = present(lambda comparison: found(comparison, options, store), group)
+        tables += [_ratios(title, each, store), *_numbers(title, each, store)]
+        values[title] = {one.comparison.title: _values(one, options, store) for one in each}
+        drawn += each
+    return Report(tables, values, lambda: _draw(drawn, store))
 
 
-def _rows(store: Store, each: AtLoad) -> list[list[str]]:
+def _ratios(title: str, group: list[Found], store: Store) -> Table:
+    """Mean and P99 over those of the first line, by load."""
     rows = []
-    for title, (key, factor, digits) in METRICS.items():
-        numbers = {order: [store.number(run, key) * factor for run in runs] for order, runs in each.runs.items()}
-        cells = [spread(numbers[order], digits) for order in ORDERS]
-        against = [ratio_of(numbers[order], numbers["fcfs"], math.inf) for order in ORDERS[1:]]
-        rows.append([f"{each.load:.0%} ({len(each.seeds)} seeds)", title, *cells, *against])
-    return rows
+    for each in group:
+        for name in list(each.comparison.lines)[1:]:
+            cells = []
+            for runs in each.runs.values():
+                numbers = [
+                    [[store.number(run, key) for run in runs[line]] for line in (name, each.first)] for key in AGAINST
+                ]
+                cells.append(" / ".join(ratio_of(above, below, math.inf) for above, below in numbers))
+            rows.append([f"{each.comparison.title} ({len(each.seeds)})", LABELS.get(name, name), *cells])
+    first = LABELS.get(group[0].first, group[0].first)
+    header = ["(seeds)", f"mean / P99 over those of {first}", *(f"{load:.0%}" for load in group[0].runs)]
+    return Table(title, header, rows)
 
 
-def _kv_table(options: Options, store: Store) -> list[Table]:
-    """None while no seed has all of its runs."""
-    seeds = [seed for seed in options.seeds if all(point in store for point in kv_points(options, store, seed))]
-    if not seeds:
+def _numbers(title: str, group: list[Found], store: Store) -> list[Table]:
+    """What they are at one load; nothing when that was not run."""
+    if SHOWN not in group[0].runs:
         return []
-    rate = round(KV_LOAD * capacity(options, store), 4)
+    columns = group[0].comparison.columns
     rows = []
-    for kv in KV_POLICIES:
-        each = [replace(base("alpha-10s", options, kv), rate=rate, seed=seed) for seed in seeds]
-        mean, p95 = (
-            [store.number(point, f"{metric}_normalised_latency") for point in each] for metric in ("mean", "p95")
-        )
-        blocked = [store.number(point, "swap_blocked_share") for point in each]
-        moved = [store.number(point, "swapped_in_bytes") / 1e9 for point in each]
-        again = [store.number(point, "recomputed_share") for point in each]
-        cells = [spread(mean, 4), spread(p95, 4), f"{interval(blocked)[0]:.2%}", f"{interval(moved)[0]:.0f}"]
-        rows.append([kv, *cells, f"{interval(again)[0]:.2f}"])
-    header = ["", "mean, s/token", "P95", "blocked on swaps", "GB swapped in", "recomputed"]
-    return [Table(f"KV policies at {KV_LOAD:.0%}, {LABELS['alpha-10s']}, {len(seeds)} seeds", header, rows)]
+    for each in group:
+        for name, runs in each.runs[SHOWN].items():
+            cells = [
+                f"{interval([store.number(run, *key.split('/')) for run in runs])[0] * factor:.{digits}f}"
+                for key, factor, digits in columns.values()
+            ]
+            rows.append([f"{each.comparison.title} ({len(each.seeds)})", LABELS.get(name, name), *cells])
+    return [Table(f"{title}: at {SHOWN:.0%}, means over the seeds", ["(seeds)", "", *columns], rows)]
 
 
-def _draw(mean: dict[str, Series], p95: dict[str, Series]) -> Plot:
-    plot, axes = panels(1, 2, width=4.2, height=3.0)
-    for each, found, title in ((axes[0], mean, "mean"), (axes[1], p95, "P95")):
-        for order, curve in found.items():
-            draw_series(each, order, curve)
-        limit_line(each, SLO_S, "0.3 s")
-        each.set(xlabel="job/s", title=f"long runs, {title}", ylim=(0, 1.1 * SLO_S))
-    axes[0].set_ylabel("latency per token (s)")
-    legend_below(plot, axes[0], 3)
+def _values(each: Found, options: Options, store: Store) -> dict[str, object]:
+    """By line and number: one list of seeds for each load."""
+    by_line = {
+        name: {
+            column: [[store.number(run, *key.split("/")) * factor for run in runs[name]] for runs in each.runs.values()]
+            for column, (key, factor, _) in each.comparison.columns.items()
+        }
+        for name in each.comparison.lines
+    }
+    rates = [rate_of(each.comparison, load, options, store) for load in each.runs]
+    return {"seeds": each.seeds, "rates": rates, **by_line}
+
+
+def _draw(drawn: list[Found], store: Store) -> Plot:
+    rows = -(-len(drawn) // PLOT_COLUMNS)
+    plot, axes = panels(rows, min(len(drawn), PLOT_COLUMNS), width=2.9, height=2.2)
+    for each, ax in zip(drawn, axes, strict=False):
+        _curves(ax, each, store)
+    for ax in axes[len(drawn) :]:
+        ax.set_visible(False)
+    for ax in axes[::PLOT_COLUMNS]:
+        ax.set_ylabel("mean / first line's")
     return plot
+
+
+def _curves(ax: Axes, each: Found, store: Store) -> None:
+    for (name, _), colour in zip(list(each.comparison.lines.items())[1:], cycle(PALETTE[1:])):
+        shares = [
+            [min(max(ratio, FLOOR), CEILING) for ratio in _paired(runs[name], runs[each.first], store)]
+            for runs in each.runs.values()
+        ]
+        loads = [100 * load for load in each.runs]
+        colour = COLOURS.get(name, colour)
+        ax.plot(
+            loads,
+            [interval(values)[0] for values in shares],
+            color=colour,
+            marker="o",
+            markersize=3,
+            label=LABELS.get(name, name),
+        )
+        ax.fill_between(
+            loads, [min(v) for v in shares], [max(v) for v in shares], color=colour, alpha=0.12, linewidth=0
+        )
+    ax.axhline(1, color="#777777", linewidth=0.9, linestyle="--")
+    ax.set(yscale="log", ylim=(FLOOR, CEILING), xlabel="% of capacity")
+    ax.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
+    ax.minorticks_off()
+    ax.set_title(each.comparison.title)
+    ax.legend(fontsize=5.5, frameon=False)
+
+
+def _paired(above: list[Point], below: list[Point], store: Store) -> list[float]:
+    mean = AGAINST[0]
+    return ratios([store.number(p, mean) for p in above], [store.number(p, mean) for p in below])
 
 
 FIGURE = Figure("stable", report, (saturated, points))

@@ -17,6 +17,7 @@ COLOURS = {
     "naive-mlfq-abort": "#8c510a",
     "paper": "#0072b2",
     "alpha-10s": "#009e73",
+    "predicted": "#f0a0c0",
     "srpt": "#222222",
 }
 LABELS = {
@@ -28,9 +29,10 @@ LABELS = {
     "naive-mlfq-abort": "naive MLFQ, aborts",
     "paper": "skip-join, 0.3 s",
     "alpha-10s": "skip-join, 10 s",
+    "predicted": "predicted (default)",
     "srpt": "SRPT (oracle)",
 }
-MARKERS = dict(zip(COLOURS, "osv^DXPd*", strict=True))
+MARKERS = dict(zip(COLOURS, "osv^DXPdh*", strict=True))
 PALETTE = ("#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#222222")
 SHAPES = "osX^vDP"
 """Of lines that are no policies, in order."""

@@ -48,10 +48,12 @@ ORDERS: dict[str, Order] = {
     "naive-mlfq-abort": Order("naive-mlfq", MlfqConfig(alpha_ns=NEVER_NS, overrun="abort")),
     "paper": Order("skip-join-mlfq", PRESETS["paper"]),
     "alpha-10s": Order("skip-join-mlfq"),
+    "predicted": Order("predicted"),
     "srpt": Order("srpt"),
 }
-"""`paper`: skip-join MLFQ with alpha 300 ms; `alpha-10s`: with ours. An engine that aborts long first iterations never
-ends when starving jobs are promoted into a quantum too short for them, so `naive-mlfq-abort` does not promote."""
+"""`paper`: skip-join MLFQ with alpha 300 ms; `alpha-10s`: with ours; `predicted`: the service's default. An engine that
+aborts long first iterations never ends when starving jobs are promoted into a quantum too short for them, so
+`naive-mlfq-abort` does not promote."""
 
 
 def _fitted(cost: LinearCost, token_bytes: int, kv_tokens: int) -> Build:
