@@ -17,6 +17,7 @@ from fastserve_scheduler.core import CoreConfig, MlfqConfig
 from fastserve_scheduler.core.profile import Profile
 from fastserve_scheduler.sim.arrivals import Request, at_once, constant, cut, independent, steps
 from fastserve_scheduler.sim.callers import Callers
+from fastserve_scheduler.sim.capacity import capacity
 from fastserve_scheduler.sim.cost import OPT_13B_A100, LinearCost, LinkCost
 from fastserve_scheduler.sim.devices import DEVICES
 from fastserve_scheduler.sim.fleet import Plant
@@ -34,6 +35,8 @@ AMPLE_TOKENS = 1 << 21
 A100_40_TOKENS = 14_900
 """What OPT-13B leaves of 40 GB."""
 
+CAPACITY_SEED = 99
+
 NEVER_S = float(1 << 30)
 """An alpha that nobody reaches."""
 
@@ -43,8 +46,9 @@ TRACE_LONGEST_PROMPT, TRACE_MAX_TOTAL = 2048, 3072
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`rate` 0: everybody at once, to measure capacity. `pattern`: (seconds, job/s) one after the other instead of a
-    rate, the last one until `jobs` have come. `window`: leave out the first 15 and the last 10 % of the jobs.
+    """`rate` 0: everybody at once, to measure capacity. `share`: of measured capacity, in place of a rate. `pattern`:
+    (seconds, job/s) one after the other instead of a rate, the last one until `jobs` have come. `window`: leave out the
+    first 15 and the last 10 % of the jobs.
 
     `hint_error`: deviation of ln(hint / truth) of the callers' hints; None: they send none. `prefill_factor`,
     `decode_factor`: of the profile that the scheduler is given over the truth; the first quantum is the profile's
@@ -58,6 +62,7 @@ class Case:
     policy: str = "skip-join-mlfq"
     load: str = "sharegpt"
     rate: float = 0.0
+    share: float = 0.0
     pattern: tuple[tuple[float, float], ...] = ()
     seed: int = 1
     jobs: int = 400
@@ -116,6 +121,24 @@ def plant_of(case: Case) -> Plant:
         host_slots=case.host_tokens // BLOCK_TOKENS,
         link=LinkCost(block_bytes, link_bytes_per_s(case.swap_compute), LINK_LATENCY_NS),
     )
+
+
+def with_rate(case: Case) -> Case:
+    """A rate in place of a share. Raises ValueError for a trace, which has no lengths to draw from."""
+    if not case.share:
+        return case
+    if case.load in TRACES:
+        raise ValueError(f"{case.load} is played at a rate, not at a share of capacity")
+    return replace(
+        case, share=0.0, rate=case.share * _capacity(case.load, case.batch, case.chunk, case.kv_tokens, case.kv_heads)
+    )
+
+
+@cache
+def _capacity(load: str, batch: int, chunk: int, kv_tokens: int, kv_heads: int) -> float:
+    """Jobs per second, of whatever decides it, under first come, first served."""
+    case = Case(policy="fcfs", load=load, batch=batch, chunk=chunk, kv_tokens=kv_tokens, kv_heads=kv_heads)
+    return capacity(plant_of(case), lengths(load), seed=CAPACITY_SEED)
 
 
 def _mlfq(case: Case) -> MlfqConfig:

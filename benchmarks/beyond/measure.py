@@ -13,7 +13,7 @@ from fastserve_scheduler.sim.fleet import Fleet
 from fastserve_scheduler.sim.recorder import Finished
 from fastserve_scheduler.sim.report import Setup, in_window, to_result
 
-from .case import Case, plant_of, requests_of
+from .case import Case, plant_of, requests_of, with_rate
 
 DROP_FIRST, DROP_LAST = 0.15, 0.10
 """Of the jobs of a long run: filling up and running empty."""
@@ -48,6 +48,7 @@ Row = dict[str, float | list[float]]
 
 def measure(case: Case, traces: Path | None = None) -> Row:
     """Simulate it; JSON-ready. Seconds, seconds per output token, tokens, GB."""
+    case = with_rate(case)
     requests = requests_of(case, traces)
     watch = Promoted() if case.watch else None
     fleet = Fleet(plant_of(case), log=watch.see if watch else None)

@@ -18,6 +18,7 @@ from .study import Options, Report, Rows, Study, main
 CHUNKS = {0: "whole", 512: "512", 256: "256", 128: "128"}
 RATES = (2.2, 3.0)
 ORDERS = ("fcfs", "alpha 10 s")
+BASE = "alpha 10 s, whole"
 COLUMNS = ("mean", "p95", "jct", "ttft", "itl99", "capacity")
 
 
@@ -34,7 +35,7 @@ def cases(options: Options) -> list[Case]:
 
 
 def report(rows: Rows) -> Report:
-    tables = [sheet(rows, f"{rate:g} job/s", at(rate), COLUMNS, "alpha 10 s, whole") for rate in RATES]
+    tables = [sheet(rows, f"{rate:g} job/s", at(rate), COLUMNS, BASE) for rate in RATES]
     return Report(tables, {f"{rate:g}": values(rows, at(rate), COLUMNS) for rate in RATES}, lambda: _draw(rows))
 
 

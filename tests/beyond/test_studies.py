@@ -2,12 +2,13 @@
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 BEYOND = "benchmarks.beyond"
-STUDIES = ("alpha", "attention", "bursts", "enst", "link", "mixing", "overload", "profile_error", "settings")
+STUDIES = ("alpha", "attention", "bursts", "enst", "link", "mixing", "overload", "profile_error", "settings", "stable")
 
 
 def run(study: str, *arguments: str) -> int:
@@ -25,6 +26,7 @@ PROMISED = {
     "mixing": {"2.2", "3"},
     "overload": {"1.2x for 60 s", "1.5x for 60 s, by class", "2x for 60 s"},
     "profile_error": {"short prompts", "long prompts"},
+    "stable": {"shares", "alpha"},
     "settings": {"first quantum", "ratio", "queues", "batch 4", "batch 64"},
 }
 
@@ -70,3 +72,14 @@ def test_a_command_whose_time_is_up_says_what_is_missing(tmp_path: Path, capsys:
     assert "24 runs are missing" in capsys.readouterr().out
     assert run("alpha", *arguments, "--partial") == 0
     assert "(0)" in (tmp_path / "alpha.md").read_text()
+
+
+def test_a_share_of_capacity_is_a_rate_of_its_own_set_up() -> None:
+    case = importlib.import_module(f"{BEYOND}.case")
+    one = case.Case(load="short-answers", share=0.5, batch=2)
+    rates = [case.with_rate(each).rate for each in (one, replace(one, share=0.9), replace(one, batch=4))]
+    assert rates[1] == pytest.approx(rates[0] * 1.8)
+    assert rates[2] > 1.1 * rates[0]
+    assert case.with_rate(replace(one, policy="srpt", share=0.5)).rate == rates[0], "orders are compared at one rate"
+    with pytest.raises(ValueError, match="not at a share"):
+        case.with_rate(case.Case(load="azure-code", share=0.5))
