@@ -1,9 +1,9 @@
 """Policies against workloads, paired by arrivals: the numbers of docs/adr/0015.
 
-OPT-13B on one A100 (DistServe's fitted times), 16 jobs a batch, ample KV memory. Two protocols: `overload` (the paper),
-400 jobs at 1.3 times the capacity with every job counted; `stable`, a longer run at 0.92 of it with the first 15 % and
-the last 10 % of the jobs dropped. Capacity is measured per workload. Callers name no limit; a hint is the true length
-times exp(N(0, sigma)).
+OPT-13B on one A100 (DistServe's fitted times), 16 jobs a batch, ample KV memory. Two protocols: `overload` (the
+paper), 400 jobs at 1.3 times the capacity with every job counted; and longer runs at 70, 85, 92 and 97 % of it with the
+first 15 and the last 10 % of the jobs dropped. Capacity is what first come, first served completes of the very same
+requests when all are there from the start. Callers name no limit; a hint is the true length times exp(N(0, sigma)).
 
 `run` appends one line of JSON per run to --out and skips what is there, so that a table can be made in pieces; `table`
 prints it. The Azure traces are read from --data (github.com/Azure/AzurePublicDataset, CC-BY).
@@ -30,6 +30,7 @@ from fastserve_common.load.lengths import ALPACA, SHAREGPT_ARTIFACT, LengthModel
 from fastserve_common.load.traces import read_rows
 from fastserve_scheduler.core import CoreConfig, MlfqConfig
 from fastserve_scheduler.sim.arrivals import Request, constant, cut, independent, lengths_of
+from fastserve_scheduler.sim.capacity import served_of
 from fastserve_scheduler.sim.cost import OPT_13B_A100
 from fastserve_scheduler.sim.fleet import Fleet, FollowUp, Plant
 from fastserve_scheduler.sim.programs import Programs
@@ -39,7 +40,10 @@ BATCH = 16
 MODEL_LEN = 3072
 LONGEST_PROMPT = 2048
 BLOCKS = 1 << 17
-LOADS = {"overload": 1.3, "stable": 0.92}
+LOADS = {"overload": 1.3, "70%": 0.7, "85%": 0.85, "92%": 0.92, "97%": 0.97}
+AT_ONCE = 1e6
+"""Requests per second."""
+
 T_975 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 """Student's t for a two-sided 95 % interval, by degrees of freedom."""
 
@@ -76,7 +80,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Load:
-    """`requests` come by themselves, what `follow_up` says when one is answered. `num_jobs` in all, more or less."""
+    """`requests` come by themselves, what `follow_up` says when one is answered."""
 
     requests: list[Request]
     follow_up: FollowUp | None = None
@@ -107,10 +111,10 @@ def azure(path: Path, num_jobs: int, rate: float, seed: int) -> Load:
 
 
 def agents(num_jobs: int, rate: float, seed: int) -> Load:
-    """Programs of eight calls on average; each call has what was said before in its prompt."""
+    """Programs of eight calls on average; each call has what was said before in its prompt. `num_jobs` programs."""
     draw = lengths_of(ALPACA, LONGEST_PROMPT, MODEL_LEN)
-    programs = Programs(constant(rate / 8), draw, seed, mean_calls=8, max_total=2048)
-    return Load(list(islice(programs.requests(), num_jobs // 8)), programs.after)
+    programs = Programs(constant(rate), draw, seed, mean_calls=8, max_total=2048)
+    return Load(list(islice(programs.requests(), num_jobs)), programs.after)
 
 
 Workload = Callable[[Path, int, float, int], Load]
@@ -123,17 +127,21 @@ WORKLOADS: dict[str, Workload] = {
     "bursts": lambda data, jobs, rate, seed: chat(SHAREGPT_ARTIFACT, 1 / 16, jobs, rate, seed),
     "agents": lambda data, *rest: agents(*rest),
 }
-STABLE_JOBS = {
-    "sharegpt": 500,
-    "alpaca": 1500,
-    "azure conv": 600,
-    "azure code": 1500,
-    "bursts": 500,
-    "agents": 1500,
-}
+OVERLOAD_JOBS = {name: 400 for name in WORKLOADS} | {"agents": 200}
+STABLE_JOBS = {"sharegpt": 800, "alpaca": 2000, "azure conv": 1000, "azure code": 2000, "bursts": 800, "agents": 400}
+"""Requests of a run, or programs."""
 
 
-def play(variant: Variant, load: Load, seed: int, chunk: int) -> Finished:
+@dataclass(frozen=True)
+class Played:
+    """`programs`: (ns of arrival of its first call, ns of the end of its last) by the order of arrival; a request that
+    belongs to none is one of its own."""
+
+    jobs: Finished
+    programs: list[tuple[int, int]]
+
+
+def plant(variant: Variant, chunk: int) -> Plant:
     config = CoreConfig(
         num_stages=1,
         block_size=16,
@@ -146,7 +154,13 @@ def play(variant: Variant, load: Load, seed: int, chunk: int) -> Finished:
         policy=variant.policy,
         mlfq=variant.mlfq,
     )
+    return Plant(config, OPT_13B_A100.profile(MODEL_LEN, BATCH), OPT_13B_A100, BLOCKS)
+
+
+def play(variant: Variant, load: Load, seed: int, chunk: int) -> Played:
     follow_up = load.follow_up
+    began: dict[str, int] = {}
+    programs: list[tuple[int, int]] = []
 
     def hinted(request: Request) -> Request:
         """With the caller's guess, the same under every policy."""
@@ -158,26 +172,29 @@ def play(variant: Variant, load: Load, seed: int, chunk: int) -> Finished:
         return replace(request, max_output_tokens=limit, expected_output_tokens=hint)
 
     def following(request: Request, now_ns: int) -> Request | None:
+        first_ns = began.setdefault(request.program, request.at_ns) if request.program else request.at_ns
         then = follow_up(request, now_ns) if follow_up else None
+        if then is None:
+            programs.append((first_ns, now_ns))
         return hinted(then) if then else None
 
-    plant = Plant(config, OPT_13B_A100.profile(MODEL_LEN, BATCH), OPT_13B_A100, BLOCKS)
-    outcome = Fleet(plant).run(map(hinted, load.requests), follow_up=following)
-    return outcome.recorder.finished
+    outcome = Fleet(plant(variant, chunk)).run(map(hinted, load.requests), follow_up=following)
+    return Played(outcome.recorder.finished, sorted(programs))
 
 
 @cache
-def capacity(data: Path, workload: str, chunk: int, num_jobs: int = 500) -> float:
-    """Jobs per second completed between the first and the last fifth of a run in which all come at once."""
-    load = WORKLOADS[workload](data, num_jobs, 1e6, 999)
-    ends_ns = sorted(play(VARIANTS["fcfs"], load, 0, chunk).finished)
-    first, last = len(ends_ns) // 5, len(ends_ns) * 4 // 5
-    return (last - first) / ((ends_ns[last] - ends_ns[first]) / 1e9)
+def capacity(data: Path, workload: str, chunk: int, num_jobs: int, seed: int) -> float:
+    """Requests, or programs, per second when those of this seed all come at once, under first come, first served."""
+    fcfs = VARIANTS["fcfs"]
+    played = play(fcfs, WORKLOADS[workload](data, num_jobs, AT_ONCE, seed), seed, chunk)
+    lengths = zip(played.jobs.prompt, played.jobs.output, strict=True)
+    return served_of(plant(fcfs, chunk), played.jobs, lengths) * len(played.programs) / len(played.jobs)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds: latency per output token (mean, P95, P99), completion (mean, P99), first token (mean), longest gap."""
+    """Seconds: latency per output token (mean, P95, P99), completion (mean, P99), first token (mean), longest gap;
+    completion of whole programs (mean, P95)."""
 
     mean: float
     p95: float
@@ -186,13 +203,15 @@ class Measured:
     jct99: float
     ttft: float
     gap: float
+    program: float
+    program95: float
 
 
 def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def measured(jobs: Finished) -> Measured:
+def measured(jobs: Finished, programs_s: Sequence[float]) -> Measured:
     per_token, whole = jobs.per_token_s(), jobs.latency_s()
     return Measured(
         sum(per_token) / len(jobs),
@@ -202,18 +221,27 @@ def measured(jobs: Finished) -> Measured:
         quantile(whole, 0.99),
         sum(jobs.first_s()) / len(jobs),
         max(jobs.longest_waits_s()),
+        sum(programs_s) / len(programs_s),
+        quantile(programs_s, 0.95),
     )
 
 
 def one(options: argparse.Namespace, workload: str, protocol: str, seed: int, name: str) -> Measured:
-    num_jobs = options.jobs or (400 if protocol == "overload" else STABLE_JOBS[workload])
-    rate = capacity(options.data, workload, options.chunk) * LOADS[protocol]
-    jobs = play(VARIANTS[name], WORKLOADS[workload](options.data, num_jobs, rate, seed), seed, options.chunk)
-    if protocol == "stable":
-        total = len(jobs)
-        inner = range(total * 15 // 100, total * 9 // 10)
-        jobs = jobs.chosen(row for row, number in enumerate(jobs.number) if number in inner)
-    return measured(jobs)
+    usual = OVERLOAD_JOBS if protocol == "overload" else STABLE_JOBS
+    num_jobs = options.jobs or usual[workload]
+    rate = capacity(options.data, workload, options.chunk, num_jobs, seed) * LOADS[protocol]
+    played = play(VARIANTS[name], WORKLOADS[workload](options.data, num_jobs, rate, seed), seed, options.chunk)
+    jobs, programs = played.jobs, played.programs
+    if protocol != "overload":
+        counted = inner(len(jobs))
+        jobs = jobs.chosen(row for row, number in enumerate(jobs.number) if number in counted)
+        programs = [programs[index] for index in inner(len(programs))]
+    return measured(jobs, [(end_ns - first_ns) / 1e9 for first_ns, end_ns in programs])
+
+
+def inner(total: int) -> range:
+    """Without the first 15 and the last 10 %."""
+    return range(total * 15 // 100, total * 9 // 10)
 
 
 def labels(options: argparse.Namespace) -> Iterator[tuple[str, str, int, str]]:
@@ -325,7 +353,7 @@ def main() -> None:
     running = commands.add_parser("run")
     running.add_argument("--data", type=Path, required=True)
     running.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
-    running.add_argument("--protocols", nargs="+", default=list(LOADS), choices=LOADS)
+    running.add_argument("--protocols", nargs="+", default=["overload", "92%"], choices=LOADS)
     running.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     running.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     running.add_argument("--jobs", type=int, default=0, help="jobs of a run; 0: as the protocol says")

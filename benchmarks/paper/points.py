@@ -5,6 +5,7 @@ Figures share points: one that is in the file is not simulated again, whichever 
 
 import gc
 import json
+import random
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fastserve_scheduler.sim.arrivals import Request
-from fastserve_scheduler.sim.capacity import served_of
+from fastserve_scheduler.sim.capacity import DRAWN, served_of
 from fastserve_scheduler.sim.fleet import Fleet, Outcome
 from fastserve_scheduler.sim.recorder import Finished
 from fastserve_scheduler.sim.report import Setup, in_window, to_result
@@ -76,7 +77,8 @@ def measure(point: Point) -> Measured:
     result = to_result(setup, outcome)
     kept: Measured = {name: result[name] for name in KEPT}
     if not point.rate:
-        kept["capacity"] = served_of(plant, lengths(point.load), outcome.recorder.finished)
+        draw, rng = lengths(point.load), random.Random(0)
+        kept["capacity"] = served_of(plant, outcome.recorder.finished, (draw(rng) for _ in range(DRAWN)))
     kept["attainment"] = attainment(outcome, arrivals, in_window(outcome, drop_first, drop_last))
     return kept
 

@@ -6,9 +6,11 @@ which 16 seeds of ShareGPT-like lengths agree on within 2 % (Alpaca-like: 4 %).
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
+from fastserve_common.load.stats import mean
 from fastserve_scheduler.core.config import CoreConfig
 from fastserve_scheduler.core.profile import Profile
 from fastserve_scheduler.sim.arrivals import DrawLengths, at_once
@@ -35,17 +37,19 @@ def capacity(system: Plant, draw: DrawLengths, seed: int, policy: str = "fcfs") 
     finished = Fleet(replace(system, config=config)).run(at_once(count, draw, seed)).recorder.finished
     if len(finished) < 5:
         raise ValueError("capacity cannot be measured: the requests do not fit the system")
-    return served_of(system, draw, finished)
+    rng = random.Random(0)
+    return served_of(system, finished, (draw(rng) for _ in range(DRAWN)))
 
 
-def served_of(system: Plant, draw: DrawLengths, finished: Finished) -> float:
-    """Requests per second with lengths as `draw` has them on average, by a run in which all came at once."""
+def served_of(system: Plant, finished: Finished, lengths: Iterable[tuple[int, int]]) -> float:
+    """Requests per second with these lengths (prompt, output), by a run in which all came at once.
+
+    The run's own requests need not be as long on average.
+    """
     work_ns = partial(_work_ns, system.profile, system.config.max_batch_size)
     inner = _inner(finished)
-    done_ns = sum(work_ns(prompt, output) for prompt, output in zip(inner.prompt, inner.output, strict=True))
-    rng = random.Random(0)
-    usual_ns = sum(work_ns(*draw(rng)) for _ in range(DRAWN))
-    return completed_per_second(finished) * (done_ns / len(inner)) / (usual_ns / DRAWN)
+    done_ns = mean([work_ns(*pair) for pair in zip(inner.prompt, inner.output, strict=True)])
+    return completed_per_second(finished) * done_ns / mean([work_ns(*pair) for pair in lengths])
 
 
 def completed_per_second(finished: Finished) -> float:
