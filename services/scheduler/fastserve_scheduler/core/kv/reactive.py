@@ -12,15 +12,11 @@ host comes back when nobody loses KV for it. Those on the device run meanwhile, 
 from fastserve_scheduler.core.commands import SwapDirection
 from fastserve_scheduler.core.job import Job
 from fastserve_scheduler.core.kv.policy import gives_way
-from fastserve_scheduler.core.kv.recompute import Recompute
+from fastserve_scheduler.core.kv.recompute import KEPT_PERCENT, Recompute
 from fastserve_scheduler.core.kv_state import KvState
 
 MAX_LOOKED_AT = 64
 """Jobs looked at for victims beyond those taken, so that a step stays short."""
-
-KEPT_PERCENT = 5
-"""Of the host's slots, kept from those who would begin while too much is lost: for those who grow, and for two jobs to
-trade places between the tiers."""
 
 
 class Reactive(Recompute):
@@ -36,11 +32,9 @@ class Reactive(Recompute):
             return None
         return self._worst(requester, shortfall) or self._last(requester, shortfall)
 
-    @property
-    def saving(self) -> bool:
-        return self._tiers.host.num_slots > 0 and self._tiers.waste.high
-
     def holds_back(self, num_blocks: int) -> bool:
+        if self._tiers.host.num_slots == 0:
+            return super().holds_back(num_blocks)
         return self.saving and self._tiers.room - num_blocks < self._tiers.host.num_slots * KEPT_PERCENT // 100
 
     def _worst(self, requester: Job, shortfall: int) -> list[Job] | None:
@@ -64,7 +58,7 @@ class Reactive(Recompute):
 
     def _last(self, requester: Job, shortfall: int) -> list[Job] | None:
         """Everything else failed: a starving job takes what is behind it in the order."""
-        return super().victims(requester, shortfall) if requester.rescued and self._must_have(requester) else None
+        return self._from_the_last(requester, shortfall) if requester.rescued and self._must_have(requester) else None
 
     def _must_have(self, requester: Job) -> bool:
         """It starves, or the next token of a running job depends on it."""
