@@ -1,9 +1,11 @@
 """What the core's tests share: a tiny machine whose times are easy to count, and short ways to say things."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fastserve_scheduler.core import CoreConfig, MlfqConfig, Profile, SchedulerCore
+from fastserve_scheduler.core.checkpoint import decode, encode
 from fastserve_scheduler.core.commands import Command, FinishJob, FinishReason, RunIteration, SwapDirection
 from fastserve_scheduler.core.events import Event, IterationDone, StageUp
 from fastserve_scheduler.core.residency import StayEnd
@@ -83,6 +85,14 @@ def tallies_agree(core: SchedulerCore) -> None:
     assert swap.residency.idle_before_evict.count == device[StayEnd.MOVED].count + device[StayEnd.DROPPED].count
     assert swap.residency.idle_before_evict.total <= device[StayEnd.MOVED].total + device[StayEnd.DROPPED].total
     assert swap.residency.reuse_gap.count <= swap.residency.host[StayEnd.MOVED].count
+
+
+def revived(core: SchedulerCore) -> SchedulerCore:
+    """The core after a way through a file."""
+    written = json.dumps(encode(core))
+    again = decode(json.loads(written), core.config, core.predictor.profile)
+    assert json.dumps(encode(again)) == written
+    return again
 
 
 class Hand:

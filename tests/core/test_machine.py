@@ -39,7 +39,7 @@ from fastserve_scheduler.core.kv import KV_POLICIES
 from fastserve_scheduler.core.policies import POLICIES
 
 from .device import Device
-from .support import MS, PROFILE, tallies_agree
+from .support import MS, PROFILE, revived, tallies_agree
 
 SLOWER, FASTER = (
     Profile(
@@ -260,6 +260,13 @@ class CoreMachine(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         self.now_ns += ms * MS
         self._tell(Woke())
+
+    @precondition(lambda self: self.ids)
+    @rule(really=RARELY)
+    def revive(self, really: bool) -> None:
+        """From a checkpoint; the end compares all commands with those of a core that never was in a file."""
+        if really:
+            self.core = revived(self.core)
 
     @invariant()
     def sound(self) -> None:

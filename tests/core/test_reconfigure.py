@@ -9,7 +9,7 @@ from fastserve_scheduler.core.commands import RejectJob, RejectReason
 from fastserve_scheduler.core.events import ConfigChanged, JobArrived, Woke
 from fastserve_scheduler.core.history import Happening
 from fastserve_scheduler.core.policies import POLICIES
-from fastserve_scheduler.journal import decode_event, encode_event
+from fastserve_scheduler.journal_codec import decode_event, encode_event
 
 from .rig import Rig
 from .support import MS, PROFILE, Hand, mlfq, ran, ready_core

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from fastserve_scheduler.core import CoreConfig, MlfqConfig, SchedulerCore
+from fastserve_scheduler.core.checkpoint import encode
 from fastserve_scheduler.core.commands import Command, SwapDirection
 from fastserve_scheduler.core.config import KvRanking
 from fastserve_scheduler.core.events import (
@@ -25,7 +26,7 @@ from fastserve_scheduler.core.events import (
 from fastserve_scheduler.core.policies import POLICIES
 
 from .device import Device
-from .support import MS, PROFILE
+from .support import MS, PROFILE, revived
 
 STEPS = 800
 
@@ -187,6 +188,24 @@ def test_the_same_events_give_the_same_swaps(kv_policy: str) -> None:
     chaos.run()
     again = SchedulerCore(chaos.config, PROFILE)
     assert [command for at_ns, event in chaos.log for command in again.handle(event, at_ns)] == chaos.said
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_a_core_out_of_a_file_goes_on_as_if_nothing_had_happened(policy: str) -> None:
+    chaos = Chaos(11, policy, "proactive", "enst", 12, 40)
+    chaos.run()
+    again = SchedulerCore(chaos.config, PROFILE)
+    commands = []
+    for number, (at_ns, event) in enumerate(chaos.log):
+        if number % 100 == 99:
+            again = revived(again)
+        commands += again.handle(event, at_ns)
+    again.check()
+    assert commands == chaos.said
+    assert encode(again) == encode(chaos.core)
+    assert again.snapshot() == chaos.core.snapshot()
+    job_id = chaos.num_jobs // 2
+    assert again.story(job_id) == chaos.core.story(job_id) != ()
 
 
 @pytest.mark.parametrize("kv_policy", ["proactive", "reactive", "blocking"])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastserve_scheduler import replay as command
+from fastserve_scheduler.core.checkpoint import encode
 from fastserve_scheduler.core.commands import FinishJob, FinishReason, PlanItem, RunIteration
 from fastserve_scheduler.core.config import CoreConfig, MlfqConfig
 from fastserve_scheduler.core.events import (
@@ -22,15 +23,9 @@ from fastserve_scheduler.core.events import (
 )
 from fastserve_scheduler.core.profile import Profile
 from fastserve_scheduler.core.scheduler import SchedulerCore
-from fastserve_scheduler.journal import (
-    JournalError,
-    JournalWriter,
-    decode_event,
-    encode_commands,
-    encode_event,
-    read_header,
-    replay,
-)
+from fastserve_scheduler.journal import JournalWriter
+from fastserve_scheduler.journal_codec import UnknownEventError, decode_event, encode_commands, encode_event
+from fastserve_scheduler.journal_reader import JournalError, ReplayResult, read_entries, read_header, replay
 
 JOURNALS = Path(__file__).with_name("journals")
 PROFILE = Profile(((16, 10_000), (512, 90_000)), ((1, 16, 5_000), (4, 16, 6_000)))
@@ -70,7 +65,7 @@ def test_commands_are_lists_of_plain_values() -> None:
     ]
 
 
-def _write(path: Path, num_jobs: int, **limits: int) -> None:
+def _write(path: Path, num_jobs: int, **limits: int) -> SchedulerCore:
     core = SchedulerCore(CONFIG, PROFILE)
     writer = JournalWriter(path, CONFIG, PROFILE, **limits)
     script: list[Event] = [StageUp(0, 16)]
@@ -78,7 +73,9 @@ def _write(path: Path, num_jobs: int, **limits: int) -> None:
     script += [IterationDone(n, 0, 50) for n in range(3 * num_jobs)]
     for now_ns, event in enumerate(script):
         writer.record(now_ns, event, core.handle(event, now_ns))
+        writer.turn(core)
     writer.close()
+    return core
 
 
 def test_a_journal_carries_its_configuration(tmp_path: Path) -> None:
@@ -94,39 +91,173 @@ def test_a_journal_replays(tmp_path: Path) -> None:
     assert result.core.snapshot().finished == 3
 
 
+LONG = 600
+
+
+def _write_long(path: Path, **limits: int) -> SchedulerCore:
+    """Requests one after the other, so that states stay small and there are several files."""
+    core = SchedulerCore(CONFIG, PROFILE)
+    writer = JournalWriter(path, CONFIG, PROFILE, max_segment_bytes=10_000, **limits)
+    script: list[Event] = [StageUp(0, 16)]
+    for job in range(LONG):
+        script += [JobArrived(job, 5, 3, service_class="fast"), *(IterationDone(3 * job + n, 0, 50) for n in range(3))]
+    for now_ns, event in enumerate(script):
+        writer.record(now_ns, event, core.handle(event, now_ns))
+        writer.turn(core)
+    writer.close()
+    return core
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted((path.name for path in directory.iterdir()), key=lambda name: (len(name), name))
+
+
 def test_a_full_file_is_followed_by_the_next_and_all_of_them_replay(tmp_path: Path) -> None:
-    _write(tmp_path / "j", 20, max_segment_bytes=3000)
-    files = sorted(path.name for path in tmp_path.iterdir())
-    assert files[:3] == ["j", "j.1", "j.2"]
-    assert all(path.stat().st_size < 3600 for path in tmp_path.iterdir())
+    _write_long(tmp_path / "j")
+    names = _names(tmp_path)
+    assert names == ["j", *(f"j.{n}" for n in range(1, len(names)))]
+    assert 3 < len(names) <= 16
     result = replay(tmp_path / "j")
-    assert (result.divergence, result.num_events) == (None, 81)
+    assert (result.divergence, result.num_events, result.since_ns) == (None, 1 + 4 * LONG, None)
 
 
-def test_too_many_files_end_the_journal_and_keep_its_beginning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _write(tmp_path / "j", 20, max_segment_bytes=3000, max_segments=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["j", "j.1"]
-    assert "the journal is full" in caplog.text
-    result = replay(tmp_path / "j")
+def test_the_oldest_file_goes_and_the_end_replays_to_the_same_state(tmp_path: Path) -> None:
+    core = _write_long(tmp_path / "j", max_segments=2)
+    names = _names(tmp_path)
+    assert len(names) == 2
+    assert "j" not in names
+    result = replay(tmp_path / "j", check=True)
     assert result.divergence is None
-    assert 10 < result.num_events < 81
+    assert 10 < result.num_events < 4 * LONG
+    assert result.since_ns == 1 + 4 * LONG - result.num_events
+    assert encode(result.core) == encode(core)
+    assert result.core.story(LONG - 1) == core.story(LONG - 1) != ()
+    assert result.core.story(0) == core.story(0) != (), "the history of before is in the state"
+
+
+def test_each_file_replays_by_itself(tmp_path: Path) -> None:
+    _write_long(tmp_path / "j")
+    for name in _names(tmp_path)[1:]:
+        alone = tmp_path / "alone" / name
+        alone.parent.mkdir(exist_ok=True)
+        alone.write_bytes((tmp_path / name).read_bytes())
+        result = replay(alone, check=True)
+        assert (result.divergence, result.num_events > 10) == (None, True)
+
+
+def test_a_file_is_worth_the_state_it_begins_with(tmp_path: Path) -> None:
+    """Were it not, a scheduler with many jobs would write down nothing but states."""
+    _write_long(tmp_path / "j")
+    for name in _names(tmp_path)[:-1]:
+        lines = (tmp_path / name).read_bytes().splitlines(keepends=True)
+        heads = 1 if name == "j" else 2
+        assert sum(map(len, lines[heads:])) >= sum(map(len, lines[:heads]))
+
+
+def _full_ring(tmp_path: Path) -> tuple[list[Path], ReplayResult]:
+    _write_long(tmp_path / "j", max_segments=3)
+    files = [tmp_path / name for name in _names(tmp_path)]
+    return files, replay(tmp_path / "j")
+
+
+@pytest.mark.parametrize("part", [0, 0.1, 0.5, 0.999])
+def test_a_crash_while_a_file_is_begun_loses_nothing(tmp_path: Path, part: float) -> None:
+    files, whole = _full_ring(tmp_path)
+    head = files[-1].read_bytes().splitlines(keepends=True)[:2]
+    files[-1].write_bytes(b"".join(head)[: int(part * sum(map(len, head)))])
+    result = replay(tmp_path / "j", check=True)
+    assert result.divergence is None
+    assert result.num_events == sum(1 for _ in read_entries(tmp_path / "j")) < whole.num_events
+
+
+def test_a_crash_before_the_oldest_file_is_removed_leaves_one_more(tmp_path: Path) -> None:
+    _write_long(tmp_path / "j", max_segments=3)
+    kept = replay(tmp_path / "j").num_events
+    _write_long(tmp_path / "more")
+    before = int(_names(tmp_path)[0].removeprefix("j.")) - 1
+    (tmp_path / f"more.{before}").rename(tmp_path / f"j.{before}")
+    result = replay(tmp_path / "j", check=True)
+    assert result.divergence is None
+    assert result.num_events > kept
+
+
+def test_a_hole_is_said_in_a_sentence(tmp_path: Path) -> None:
+    files, _ = _full_ring(tmp_path)
+    files[1].unlink()
+    with pytest.raises(JournalError, match=rf"between {files[0].name} and {files[2].name} files are missing"):
+        replay(tmp_path / "j")
+
+
+def test_a_file_cut_short_before_others_is_said_in_a_sentence(tmp_path: Path) -> None:
+    files, _ = _full_ring(tmp_path)
+    files[0].write_bytes(files[0].read_bytes()[:-9])
+    with pytest.raises(JournalError, match=f"{files[0].name} is cut short, and {files[2].name} goes on"):
+        replay(tmp_path / "j")
+
+
+def test_a_state_of_another_version_is_said_in_a_sentence(tmp_path: Path) -> None:
+    files, _ = _full_ring(tmp_path)
+    files[0].write_text(files[0].read_text().replace('"high_water"', '"flood"'))
+    with pytest.raises(
+        JournalError, match=r"a state that this version cannot read: .* Job differs in flood, high_water"
+    ):
+        replay(tmp_path / "j")
+
+
+@pytest.mark.parametrize("line", ["[1]", "{", "[1,[],[]]", '[1,["JobAborted"],[]]', "null"])
+def test_a_line_that_is_no_event_is_said_in_a_sentence(tmp_path: Path, line: str) -> None:
+    _write(tmp_path / "j", 3)
+    with (tmp_path / "j").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(JournalError, match="j has a line that is no event"):
+        replay(tmp_path / "j")
+
+
+def test_files_of_the_schema_before_are_read(tmp_path: Path) -> None:
+    """They had no states, and the number of the file in the same place."""
+    _write_long(tmp_path / "j")
+    for name in _names(tmp_path):
+        header, *rest = (tmp_path / name).read_text().splitlines(keepends=True)
+        old = json.loads(header) | {"journal": 1}
+        del old["version"]
+        (tmp_path / name).write_text(json.dumps(old) + "\n" + "".join(rest[1:] if old["segment"] else rest))
+    result = replay(tmp_path / "j")
+    assert (result.divergence, result.num_events) == (None, 1 + 4 * LONG)
+    (tmp_path / "j").unlink()
+    with pytest.raises(JournalError, match=r"j\.1 begins with no state, and what was before it is missing"):
+        replay(tmp_path / "j")
+
+
+def test_a_full_disk_ends_the_journal_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    core = SchedulerCore(CONFIG, PROFILE)
+    writer = JournalWriter(tmp_path / "j", CONFIG, PROFILE)
+    writer.close()
+    writer._file = Path("/dev/full").open("w")  # noqa: SIM115 - the writer closes it
+    writer.record(0, StageUp(0, 16), core.handle(StageUp(0, 16), 0))
+    writer.flush()
+    assert "cannot write the journal, it ends here" in caplog.text
+    writer.record(1, Woke(), core.handle(Woke(), 1))
+    writer.turn(core)
+    writer.close()
 
 
 def test_a_new_journal_leaves_nothing_of_an_old_one_when_none_is_kept(tmp_path: Path) -> None:
-    _write(tmp_path / "j", 20, max_segment_bytes=3000)
+    _write_long(tmp_path / "j", max_segments=2)
     _write(tmp_path / "j", 2, keep=0)
     assert [path.name for path in tmp_path.iterdir()] == ["j"]
 
 
 def test_journals_of_earlier_starts_are_kept_and_replay(tmp_path: Path) -> None:
-    for num_jobs in (1, 20, 2, 3):
-        _write(tmp_path / "j", num_jobs, max_segment_bytes=3000, keep=2)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["j", "j.old1", "j.old2", *(f"j.old2.{n}" for n in range(1, len(names) - 2))]
-    events = [replay(tmp_path / name).num_events for name in ("j", "j.old1", "j.old2")]
-    assert events == [13, 9, 81]
+    _write(tmp_path / "j", 1, keep=2)
+    _write_long(tmp_path / "j", max_segments=3, keep=2)
+    for num_jobs in (2, 3):
+        _write(tmp_path / "j", num_jobs, keep=2)
+    j, old1, *old2 = _names(tmp_path)
+    assert (j, old1, len(old2)) == ("j", "j.old1", 3)
+    assert all(name.startswith("j.old2.") for name in old2)
+    for name, num_jobs in (("j", 3), ("j.old1", 2), ("j.old2", LONG)):
+        result = replay(tmp_path / name, check=True)
+        assert (result.divergence, result.core.snapshot().finished) == (None, num_jobs)
 
 
 def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
@@ -167,7 +298,7 @@ def test_what_is_no_journal_is_said_in_a_sentence(tmp_path: Path, text: str, sen
 
 
 def test_an_event_of_another_version_is_said_in_a_sentence() -> None:
-    with pytest.raises(JournalError, match="unknown event 'Moonrise'"):
+    with pytest.raises(UnknownEventError, match="unknown event 'Moonrise'"):
         decode_event(["Moonrise", 1])
 
 

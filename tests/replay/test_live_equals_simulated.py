@@ -12,7 +12,9 @@ from fastserve_scheduler.core.events import Event, IterationDone, JobAborted, Jo
 from fastserve_scheduler.core.scheduler import SchedulerCore
 from fastserve_scheduler.flights import Flights
 from fastserve_scheduler.gateway_link import GatewayLink
-from fastserve_scheduler.journal import JournalWriter, encode_commands, read_entries
+from fastserve_scheduler.journal import JournalWriter
+from fastserve_scheduler.journal_codec import encode_commands
+from fastserve_scheduler.journal_reader import read_entries
 from fastserve_scheduler.messages import Cancel, CancelReason, Ready, Report, Sampling, Submit, WirePlan
 from fastserve_scheduler.metrics import Metrics
 from fastserve_scheduler.runner import Runner

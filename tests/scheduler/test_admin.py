@@ -15,7 +15,7 @@ from fastserve_common.channels import open_channel
 from fastserve_common.errors import UnavailableError
 from fastserve_common.settings import SettingsError
 from fastserve_scheduler.admin_service import AdminService
-from fastserve_scheduler.journal import replay
+from fastserve_scheduler.journal_reader import replay
 
 from .rig import Cluster, until, until_async
 from .stages import oracle

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from fastserve_scheduler.journal import replay
+from fastserve_scheduler.journal_reader import replay
 
 from .rig import Cluster, until
 from .stages import oracle

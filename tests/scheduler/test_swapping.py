@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fastserve_scheduler.core.kv import KV_POLICIES
-from fastserve_scheduler.journal import replay
+from fastserve_scheduler.journal_reader import replay
 from fastserve_scheduler.swap_metrics import swap_families
 from fastserve_scheduler.tally_metrics import residency_families
 from fastserve_worker.fake_stage import FakeOptions

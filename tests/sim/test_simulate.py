@@ -13,7 +13,7 @@ from fastserve.bench.result import Setup, to_result
 from fastserve.bench.runner import Measured
 from fastserve_scheduler.core.events import JobArrived
 from fastserve_scheduler.core.profile import Profile
-from fastserve_scheduler.journal import read_entries, replay
+from fastserve_scheduler.journal_reader import read_entries, replay
 from fastserve_scheduler.profiler import ProfileKey, ProfileStore
 from fastserve_scheduler.settings import SchedulerSettings
 from fastserve_scheduler.simulate import command

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from fastserve_scheduler.core.invariants import InvariantViolation
-from fastserve_scheduler.journal import Divergence, JournalError, encode_event, replay
+from fastserve_scheduler.journal_codec import encode_event
+from fastserve_scheduler.journal_reader import Divergence, JournalError, replay
 
 EXIT_DIFFERS, EXIT_USAGE = 1, 2
 
@@ -38,7 +39,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Feed a journal's events to this version's core and compare its commands, byte for byte.",
         allow_abbrev=False,
     )
-    parser.add_argument("journal", type=Path, metavar="FILE", help="what `--journal FILE` of the scheduler wrote")
+    parser.add_argument(
+        "journal",
+        type=Path,
+        metavar="FILE",
+        help="what `--journal FILE` of the scheduler wrote, with the FILE.N beside it",
+    )
     parser.add_argument(
         "--story",
         type=int,
@@ -69,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
     if result.divergence is not None:
         sys.stdout.write(f"{_describe(result.divergence)}\n")
         return EXIT_DIFFERS
-    sys.stdout.write(f"{result.num_events} events, the same commands\n")
+    since = "" if result.since_ns is None else f" since {result.since_ns} ns; what was before is not kept"
+    sys.stdout.write(f"{result.num_events} events, the same commands{since}\n")
     return 0
 
 

@@ -302,6 +302,8 @@ class Runner:
         for command in commands:
             self._carry_out(command)
         self._dispatch()
+        if self.journal is not None:
+            self.journal.turn(self.core)  # the stages compute meanwhile
 
     def _carry_out(self, command: Command) -> None:
         match command:

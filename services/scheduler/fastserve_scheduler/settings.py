@@ -24,7 +24,7 @@ from fastserve_scheduler.core.config import (
 )
 from fastserve_scheduler.core.kv import KV_POLICIES
 from fastserve_scheduler.core.policies import POLICIES
-from fastserve_scheduler.journal import KEPT_JOURNALS, MAX_SEGMENT_BYTES, MAX_SEGMENTS
+from fastserve_scheduler.journal import KEPT_JOURNALS, LEAST_SEGMENTS, MAX_SEGMENT_BYTES, MAX_SEGMENTS
 from fastserve_scheduler.messages import Ready
 
 #: Chunked prefill is on: whole, one long prompt would hold every stream for seconds.
@@ -106,7 +106,9 @@ class SchedulerSettings(ClusterSettings):
     profile_only: bool = Field(False, description="measure a full profile, print where it is, end")
     journal: Path | None = Field(None, description="write every event here, for replay")
     journal_file_size: SizeBytes = Field(MAX_SEGMENT_BYTES, ge=4096, description="of a journal's file; then the next")
-    journal_files: int = Field(MAX_SEGMENTS, ge=1, description="files of one journal; it ends when all are full")
+    journal_files: int = Field(
+        MAX_SEGMENTS, ge=LEAST_SEGMENTS, description="files of one journal, the latest ones; older ones are removed"
+    )
     journal_keep: int = Field(KEPT_JOURNALS, ge=0, description="journals of earlier starts that are kept")
     timeline: Path | None = Field(
         None, description="record when stages compute and copy; write it here at the end, as a Chrome trace"

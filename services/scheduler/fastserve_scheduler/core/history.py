@@ -41,11 +41,16 @@ class Moment:
 
 class History:
     def __init__(self, num_moments: int = RING_MOMENTS) -> None:
-        self._ring: deque[tuple[int, int, Happening, int]] = deque(maxlen=num_moments)
+        #: Of plain values, so that a checkpoint writes them down in one go.
+        self._ring: deque[tuple[int, int, str, int]] = deque(maxlen=num_moments)
 
     def record(self, now_ns: int, job_id: int, happening: Happening, detail: int) -> None:
-        self._ring.append((now_ns, job_id, happening, detail))
+        self._ring.append((now_ns, job_id, happening._value_, detail))
 
     def of(self, job_id: int) -> tuple[Moment, ...]:
         """The job's moments still in the ring, oldest first."""
-        return tuple(Moment(*moment) for moment in self._ring if moment[1] == job_id)
+        return tuple(
+            Moment(now_ns, job_id, Happening(happening), detail)
+            for now_ns, whose, happening, detail in self._ring
+            if whose == job_id
+        )

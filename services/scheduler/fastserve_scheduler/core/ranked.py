@@ -16,14 +16,14 @@ FIRST: Rank = ()
 """Below every rank."""
 
 
-_BY_RANK: Callable[[Job], Rank] = attrgetter("rank")
-_BY_DEADLINE: Callable[[Job], Rank] = attrgetter("deadline")
+BY_RANK: Callable[[Job], Rank] = attrgetter("rank")
+BY_DEADLINE: Callable[[Job], Rank] = attrgetter("deadline")
 
 
 class RankedJobs:
     """Every job once, under the rank it had when it was added."""
 
-    def __init__(self, key: Callable[[Job], Rank] = _BY_RANK) -> None:
+    def __init__(self, key: Callable[[Job], Rank] = BY_RANK) -> None:
         self._key = key
         self._runs: list[list[Rank]] = []
         self._lasts: list[Rank] = []
@@ -95,4 +95,4 @@ class RankedJobs:
 
 def by_deadline() -> RankedJobs:
     """Ordered by when they starve."""
-    return RankedJobs(_BY_DEADLINE)
+    return RankedJobs(BY_DEADLINE)
