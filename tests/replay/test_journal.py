@@ -91,7 +91,7 @@ def test_a_journal_replays(tmp_path: Path) -> None:
     assert result.core.snapshot().finished == 3
 
 
-LONG = 600
+LONG = 400
 
 
 def _write_long(path: Path, **limits: int) -> SchedulerCore:
@@ -160,7 +160,7 @@ def _full_ring(tmp_path: Path) -> tuple[list[Path], ReplayResult]:
     return files, replay(tmp_path / "j")
 
 
-@pytest.mark.parametrize("part", [0, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("part", [0, 0.5, 0.999])
 def test_a_crash_while_a_file_is_begun_loses_nothing(tmp_path: Path, part: float) -> None:
     files, whole = _full_ring(tmp_path)
     head = files[-1].read_bytes().splitlines(keepends=True)[:2]

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from fastserve_scheduler.journal import segments
 from fastserve_scheduler.journal_reader import replay
 
 from .rig import Cluster, until
@@ -36,3 +37,17 @@ async def test_a_live_run_with_losses_aborts_and_preemptions_replays(tmp_path: P
     assert snapshot.preemptions_slots + snapshot.preemptions_blocks > 0
     if os.environ.get("FASTSERVE_RECORD_JOURNALS"):
         shutil.copy(journal, JOURNALS / "stage-loss-abort-preemption.jsonl")
+
+
+async def test_a_live_run_keeps_its_end_when_the_files_are_full(tmp_path: Path) -> None:
+    journal = tmp_path / "live.jsonl"
+    limits = ["--journal-file-size", "4096", "--journal-files", "2"]
+    async with Cluster(tmp_path, 1, flags=["--journal", str(journal), "--max-num-seqs", "3", *limits]) as cluster:
+        gateway = await cluster.gateway()
+        for answer in [await gateway.submit([n] * 5, 60) for n in range(16)]:
+            await answer.done()
+        assert await cluster.schedulers[0].end() == 0
+    assert [number > 0 for number, _ in segments(journal)] == [True, True]
+    result = replay(journal, check=True)
+    assert (result.divergence, result.core.snapshot().finished) == (None, 16)
+    assert result.since_ns is not None
