@@ -23,7 +23,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 QUICK := not cluster and not full and not gpu and not infra
 PROCESSES := cluster and not full and not gpu and not infra
 
-.PHONY: help serve venv venv-infra test test-quick test-processes test-full test-infra lint format types docs clients proto proto-check proto-snapshot clean
+.PHONY: help serve venv venv-infra test test-quick test-processes test-full test-infra compiled lint format types docs clients proto proto-check proto-snapshot clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -48,6 +48,13 @@ test-full: lint ## also the exhaustive matrices; takes long
 
 test-infra: venv-infra ## what operators install: Helm, schemas of Compose and Kubernetes, promtool; clients that others wrote
 	$(TEST_ENV) $(BIN)/pytest -m infra tests/deploy tests/clients $(PYTEST_ARGS)
+
+COMPILED := build/compiled
+compiled: $(COMPILED)/.built ## the scheduler with its core compiled to C, in build/compiled: PYTHONPATH=build/compiled fastserve simulate
+
+$(COMPILED)/.built: $(TEST_STAMP) services/scheduler/compile.py $(shell find services/scheduler/fastserve_scheduler -name '*.py')
+	$(BIN)/python services/scheduler/compile.py $(COMPILED)
+	@touch $@
 
 lint: $(TEST_STAMP) ## format, lint, import rules, types, contract
 	$(BIN)/ruff format --check .

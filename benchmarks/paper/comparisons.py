@@ -94,7 +94,7 @@ GROUPS: dict[str, tuple[Comparison, ...]] = {
     ),
     "Chunked prefill": (
         Comparison(
-            "OPT-13B, ShareGPT",
+            "prompts in chunks",
             {
                 "FCFS, whole prompts": replace(SHAREGPT, order="fcfs"),
                 "FCFS, chunks": replace(SHAREGPT, order="fcfs", chunk=CHUNK),
@@ -106,7 +106,7 @@ GROUPS: dict[str, tuple[Comparison, ...]] = {
     ),
     "KV policies (figure 15)": (
         of_kv(
-            "alpha 10 s",
+            "KV, alpha 10 s",
             replace(SHAREGPT, order="alpha-10s"),
             "proactive",
             "reactive",
@@ -114,10 +114,10 @@ GROUPS: dict[str, tuple[Comparison, ...]] = {
             "recompute",
             "defer",
         ),
-        of_kv("alpha 0.3 s", replace(SHAREGPT, order="paper"), "proactive", "reactive", "blocking", "recompute"),
+        of_kv("KV, alpha 0.3 s", replace(SHAREGPT, order="paper"), "proactive", "reactive", "blocking", "recompute"),
     ),
     "Policies by ratio of input to output (figure 14)": tuple(
-        of_orders(f"{ratio:g}", long_run("opt-13b-ample", f"ratio:{ratio:g}", jobs), *BY_RATIO)
+        of_orders(f"in/out {ratio:g}", long_run("opt-13b-ample", f"ratio:{ratio:g}", jobs), *BY_RATIO)
         for ratio, jobs in JOBS_BY_RATIO.items()
     ),
 }

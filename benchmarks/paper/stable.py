@@ -18,7 +18,7 @@ from .figure import Figure, Options, Report, Table, main
 from .intervals import interval, ratios
 from .points import Point, Store
 from .series import complete, present, ratio_of
-from .style import COLOURS, LABELS, PALETTE, panels
+from .style import COLOURS, LABELS, MARKERS, PALETTE, SHAPES, SLO_COLOUR, panels
 
 LOADS = (0.7, 0.85, 0.92, 0.97)
 SHOWN = 0.92
@@ -164,25 +164,19 @@ def _draw(drawn: list[Found], store: Store) -> Plot:
 
 
 def _curves(ax: Axes, each: Found, store: Store) -> None:
-    for (name, _), colour in zip(list(each.comparison.lines.items())[1:], cycle(PALETTE[1:])):
-        shares = [
-            [min(max(ratio, FLOOR), CEILING) for ratio in _paired(runs[name], runs[each.first], store)]
-            for runs in each.runs.values()
-        ]
-        loads = [100 * load for load in each.runs]
-        colour = COLOURS.get(name, colour)
+    others = list(each.comparison.lines)[1:]
+    for name, colour, shape in zip(others, cycle(PALETTE[1:]), cycle(SHAPES)):
+        shares = [interval(_paired(runs[name], runs[each.first], store))[0] for runs in each.runs.values()]
         ax.plot(
-            loads,
-            [interval(values)[0] for values in shares],
-            color=colour,
-            marker="o",
-            markersize=3,
+            [100 * load for load in each.runs],
+            [min(max(share, FLOOR), CEILING) for share in shares],
+            color=COLOURS.get(name, colour),
+            marker=MARKERS.get(name, shape),
+            markersize=3.5,
+            linewidth=1.2,
             label=LABELS.get(name, name),
         )
-        ax.fill_between(
-            loads, [min(v) for v in shares], [max(v) for v in shares], color=colour, alpha=0.12, linewidth=0
-        )
-    ax.axhline(1, color="#777777", linewidth=0.9, linestyle="--")
+    ax.axhline(1, color=SLO_COLOUR, linewidth=0.9, linestyle="--")
     ax.set(yscale="log", ylim=(FLOOR, CEILING), xlabel="% of capacity")
     ax.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
     ax.minorticks_off()

@@ -18,6 +18,7 @@ from fastserve_common.state import StateStore, in_group, membership, open_state
 from fastserve_scheduler import codec
 from fastserve_scheduler.admin import Admin
 from fastserve_scheduler.admin_service import ADMIN_SERVICE, AdminService
+from fastserve_scheduler.compiled import COMPILED
 from fastserve_scheduler.fleet import Fleet
 from fastserve_scheduler.leadership import ROLE, Leadership
 from fastserve_scheduler.messages import Status
@@ -60,7 +61,7 @@ async def run(settings: SchedulerSettings, stop: asyncio.Event) -> int:
         port = await grpc_server.start(settings.listen)
         await grpc_server.set_serving(False)
         address = settings.address(port)
-        log.info("listening", extra={"address": address})
+        log.info("listening", extra={"address": address, "compiled": COMPILED})
         leadership = Leadership(store, uuid.uuid4().hex, settings.group)
         try:
             return await _Process(settings, store, faces, grpc_server, leadership, address).serve(stop)

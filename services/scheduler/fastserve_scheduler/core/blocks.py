@@ -6,7 +6,7 @@ Block ids mean the same position in every stage's pool, so the pool is as large 
 from dataclasses import dataclass
 
 
-class BlockError(RuntimeError):
+class BlockError(Exception):
     """The ledger was asked for something impossible: a defect of the caller, never load."""
 
 

@@ -6,7 +6,7 @@ A slot holds one block of every stage. Slots are leased ahead by the driver; the
 from dataclasses import dataclass
 
 
-class HostError(RuntimeError):
+class HostError(Exception):
     """The ledger was asked for something impossible: a defect of the caller, never load."""
 
 

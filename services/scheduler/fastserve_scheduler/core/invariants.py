@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fastserve_scheduler.core.scheduler import SchedulerCore
 
 
-class InvariantViolation(AssertionError):
+class InvariantViolation(Exception):
     """The core contradicts itself: a defect, to be reported with the journal."""
 
 

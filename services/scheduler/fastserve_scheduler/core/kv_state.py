@@ -37,7 +37,7 @@ KV_MOVES: dict[tuple[KvState, KvState], str] = {
 """Every move there is, and what makes it. A job is in a batch from ABSENT or DEVICE only."""
 
 
-class InvalidTransition(RuntimeError):
+class InvalidTransition(Exception):
     """KV was to be moved in a way that does not exist: a defect of the core, told with the job's story."""
 
     def __init__(self, job_id: int, before: KvState, after: KvState, story: Sequence[Moment]) -> None:
