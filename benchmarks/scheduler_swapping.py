@@ -70,6 +70,7 @@ def simulator(variant: Variant, setting: Setting) -> Simulator:
         max_waiting_jobs=setting.jobs,
         max_waiting_tokens=setting.jobs * MODEL_LEN,
         mlfq=MlfqConfig(alpha_ns=round(setting.alpha_s * 1e9)),
+        policy="skip-join-mlfq",
         kv_policy=variant.kv_policy,
         kv_ranking=variant.kv_ranking,
         kv_block_bytes=BLOCK_BYTES,
