@@ -7,7 +7,7 @@ sustained overload have no stable version: they are about leaving and finding it
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import product
 
 from matplotlib.figure import Figure as Plot
 
@@ -23,6 +23,7 @@ SHOWN = 0.92
 
 JOBS = 600
 PLOT_COLUMNS = 4
+LINE_STYLES = ("-", "--", ":")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,11 @@ def _draw(rows: Rows, found: list[Set]) -> Plot:
     plot, axes = panels(-(-len(found) // PLOT_COLUMNS), min(len(found), PLOT_COLUMNS), width=2.9, height=2.3)
     for each, ax in zip(found, axes, strict=False):
         base = each.cases[each.base]
-        for (name, case), colour in zip(each.cases.items(), cycle(PALETTE)):
+        for (name, case), (style, colour) in zip(each.cases.items(), product(LINE_STYLES, PALETTE), strict=False):
             ratios = [centre(rows.ratios(steady(case, share), steady(base, share), "mean")) for share in SHARES]
-            ax.plot([100 * share for share in SHARES], ratios, color=colour, marker="o", markersize=3, label=name)
+            ax.plot(
+                [100 * share for share in SHARES], ratios, style, color=colour, marker="o", markersize=3, label=name
+            )
         ax.set(xlabel="% of capacity", title=each.title, yscale="log")
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter("{x:g}")

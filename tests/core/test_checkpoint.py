@@ -91,3 +91,10 @@ def test_the_state_is_a_cores() -> None:
     stored["objects"] = [["list", 1]]
     with pytest.raises(CheckpointError, match="not that of a core"):
         _decoded(stored)
+
+
+def test_a_compiled_core_says_that_it_cannot_go_on_from_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = _stored()
+    monkeypatch.setattr(SchedulerCore, "__mypyc_attrs__", (), raising=False)
+    with pytest.raises(CheckpointError, match="use the Python one"):
+        _decoded(stored)

@@ -42,6 +42,8 @@ _KEYS: dict[str, object] = {"rank": BY_RANK, "deadline": BY_DEADLINE}
 """Functions that parts of the core hold, and methods of the core itself that they do."""
 _METHODS = ("_flying", "record")
 _KEY, _METHOD = "key", "method"
+_COMPILED = "__mypyc_attrs__"
+"""What mypyc gives its classes: names of attributes. It makes no object without running the constructor."""
 
 
 Layout = dict[str, tuple[type, tuple[str, ...]]]
@@ -60,6 +62,8 @@ def encode(core: SchedulerCore) -> dict[str, object]:
 
 def decode(stored: object, config: CoreConfig, profile: Profile) -> SchedulerCore:
     """The core that was encoded; `config` and `profile`: those it had. Raises CheckpointError."""
+    if hasattr(SchedulerCore, _COMPILED):
+        raise CheckpointError("a core compiled to C is not made from a state: use the Python one")
     known = _layout(SchedulerCore(config, profile))
     try:
         checkpoint = cast(dict[str, object], stored)
@@ -177,7 +181,7 @@ def _names(met: object) -> tuple[str, ...]:
     kind = type(met)
     if is_dataclass(kind) and not hasattr(met, "__dict__"):
         return _fields(kind)
-    compiled: tuple[str, ...] | None = getattr(kind, "__mypyc_attrs__", None)
+    compiled: tuple[str, ...] | None = getattr(kind, _COMPILED, None)
     if compiled is not None and not getattr(met, "__dict__", None):
         return tuple(sorted(name for name in compiled if name != "__dict__"))
     if not hasattr(met, "__dict__") or any(vars(cls).get("__slots__") for cls in kind.__mro__):
