@@ -49,6 +49,7 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)  # gcc takes a minute and a half on an idle machine
 def test_a_compiled_core_gives_the_same_bytes(tmp_path: Path) -> None:
     """Every policy, with KV that does not fit, twice: once as Python and once as C."""
     compiled = tmp_path / "compiled"
