@@ -43,10 +43,7 @@ SETS = (
     *(Set(name, cases, settings.DEFAULTS[name]) for name, cases in settings.SWEEPS.items()),
     *(Set(f"{size} jobs a batch", settings.batches(size), "fcfs") for size in settings.BATCHES),
     *(Set(f"profile, {load}", profile_error.at(load), profile_error.BASE) for load in profile_error.LOADS),
-    *(
-        Set(f"ENST, {order}", enst.at(order), "order", ("mean", "wait", "gb_in", "enst_error_s"))
-        for order in enst.BASES
-    ),
+    *(Set(f"ENST, {order}", enst.at(order), "order", OF_ENST) for order in enst.BASES),
     Set("link", link.CASES, link.BASE, ("mean", "wait", "gb_in", "recomputed")),
     *(Set(kind, attention.at(kind), "fcfs", ("mean", "jct", "gb_in", "recomputed")) for kind in attention.HEADS),
     Set("chunks", mixing.at(0.0), mixing.BASE, ("mean", "jct", "ttft", "itl99")),

@@ -26,14 +26,14 @@ DRAWN = 16_384
 """Requests whose lengths stand for those of the load."""
 
 
-def capacity(system: Plant, draw: DrawLengths, seed: int, policy: str = "fcfs") -> float:
-    """Requests per second that one replica serves at most, when all are there from the start.
+def capacity(system: Plant, draw: DrawLengths, seed: int) -> float:
+    """Requests per second that one replica serves at most, first come, first served, when all are there from the start.
 
     Raises ValueError when the requests do not fit the system.
     """
     slots = system.config.max_batch_size * system.config.num_stages
     count = max(LEAST_REQUESTS, ROUNDS * slots)
-    config = replace(unlimited_queue(system.config, count), policy=policy)
+    config = replace(_unlimited_queue(system.config, count), policy="fcfs")
     finished = Fleet(replace(system, config=config)).run(at_once(count, draw, seed)).recorder.finished
     if len(finished) < 5:
         raise ValueError("capacity cannot be measured: the requests do not fit the system")
@@ -58,7 +58,7 @@ def completed_per_second(finished: Finished) -> float:
     return (len(inner) - 1) / max((inner.finished[-1] - inner.finished[0]) / 1e9, 1e-9)
 
 
-def unlimited_queue(config: CoreConfig, num_requests: int) -> CoreConfig:
+def _unlimited_queue(config: CoreConfig, num_requests: int) -> CoreConfig:
     """Nobody is refused because many wait."""
     most = max(config.max_waiting_tokens, num_requests * config.max_model_len)
     return replace(config, max_waiting_jobs=max(config.max_waiting_jobs, num_requests), max_waiting_tokens=most)
